@@ -1,0 +1,1 @@
+"""The pytest plugin: thin, and without torch until a fixture needs it."""

@@ -1,0 +1,1 @@
+"""Every test of fusiongate; installed as `fusiongate.suites`."""
