@@ -1,0 +1,49 @@
+"""Files that appear whole or not at all: written under a temporary name beside their own, then renamed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from pathlib import Path
+
+__all__ = ["link", "write_text"]
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write ``text`` to ``path`` as UTF-8, making its folders, so that a reader sees the old file or the new one.
+
+    Raises
+    ------
+    OSError
+        The file could not be written; the old one, if any, still stands.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    temporary = Path(name)
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as stream:
+            stream.write(text)
+            stream.flush()
+            os.fsync(stream.fileno())
+        # mkstemp makes files for their owner alone; a result is read by others too.
+        temporary.chmod(0o644)
+        temporary.replace(path)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            temporary.unlink()
+        raise
+
+
+def link(path: Path, target: str) -> None:
+    """Make ``path`` a symbolic link to ``target``, in place of whatever link stood there.
+
+    Raises
+    ------
+    OSError
+        The folder is not writable, or its file system has no links.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.unlink(missing_ok=True)
+    temporary.symlink_to(target)
+    temporary.replace(path)

@@ -1,0 +1,35 @@
+"""Result files appear whole or not at all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fusiongate import _atomic
+
+
+def test_text_replaces_the_file_and_leaves_nothing_beside_it(tmp_path: Path) -> None:
+    path = tmp_path / "made" / "table.json"
+    for text in ("first", "second ×"):
+        _atomic.write_text(path, text)
+        assert path.read_text(encoding="utf-8") == text
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_a_write_that_fails_keeps_the_old_file(tmp_path: Path) -> None:
+    """A lone surrogate has no form in UTF-8, so the write itself raises."""
+    path = tmp_path / "table.json"
+    _atomic.write_text(path, "old")
+    with pytest.raises(UnicodeEncodeError):
+        _atomic.write_text(path, "\udc80")
+    assert path.read_text(encoding="utf-8") == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_link_replaces_the_link_that_stood_there(tmp_path: Path) -> None:
+    path = tmp_path / "latest"
+    for target in ("first", "second"):
+        _atomic.link(path, target)
+        assert path.readlink() == Path(target)
+    assert list(tmp_path.iterdir()) == [path]
