@@ -1,0 +1,125 @@
+"""Cells: the points of a subject's matrix, and what came of running one."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from fusiongate.errors import FusiongateError, UsageError
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["AXES", "BASE", "Cell", "CellFailure", "CellResult", "NotRun", "Outcome", "Path", "Selected"]
+
+Path = Literal["fused", "reference", "raises"]
+Outcome = Literal["fused", "reference", "refused", "raises", "not run"]
+
+AXES = ("layout", "dtype", "size", "device", "mode", "data", "lifecycle")
+
+# A subject without row operands has no rows to broadcast, and a factory's layout is its own: each has another base.
+BASE: dict[str, frozenset[str]] = {
+    "layout": frozenset({"row-broadcast", "contiguous", "as-given"}),
+    "dtype": frozenset({"bf16"}),
+    "device": frozenset({"current"}),
+    "mode": frozenset({"eager"}),
+    "data": frozenset({"normal"}),
+    "lifecycle": frozenset({"verified"}),
+}
+
+
+class NotRun(FusiongateError):  # noqa: N818 - an outcome, and no error of anybody's
+    """A cell cannot run on this machine; its text says what is missing."""
+
+
+class CellFailure(AssertionError):
+    """A cell took another path, or gave other bits, than it has to."""
+
+
+@dataclass(frozen=True, slots=True)
+class Selected:
+    """The device that ``--fusiongate-device`` selected."""
+
+    kind: Literal["host", "cuda"]
+    """``host`` runs the host builds on CPU tensors; ``cuda`` is a GPU of either vendor."""
+    index: int | None = None
+    """The GPU's index; None for the host."""
+
+    def __post_init__(self) -> None:
+        if (self.kind == "cuda") != (self.index is not None):
+            raise UsageError(f"a selected device is host without an index or cuda with one, not {self.kind}:{self.index}")
+
+    @property
+    def torch_device(self) -> torch.device:
+        """The device that operands are made on."""
+        import torch
+
+        return torch.device("cpu") if self.kind == "host" else torch.device("cuda", self.index)
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One point of a subject's matrix: a name on each axis."""
+
+    subject: str
+    """The subject's name."""
+    layout: str
+    """How the operands lie in memory."""
+    dtype: str
+    """The dtypes of full and row operands."""
+    size: str
+    """The sizes of the symbols, such as ``B2S33D512``."""
+    device: str = "current"
+    """Where the operands stand, relative to the selected device."""
+    mode: str = "eager"
+    """How the subject is called."""
+    data: str = "normal"
+    """What values the operands hold."""
+    lifecycle: str = "verified"
+    """What the gate has been through."""
+    base_size: str = ""
+    """The matrix's base size, which is left out of the id; no axis of its own."""
+
+    @property
+    def away(self) -> tuple[str, ...]:
+        """The axes on which this cell is away from the base cell, in the order of `AXES`."""
+        return tuple(
+            axis
+            for axis in AXES
+            if (self.size != self.base_size if axis == "size" else getattr(self, axis) not in BASE[axis])
+        )
+
+    @property
+    def id(self) -> str:
+        """The values away from the base, joined by ``-``; ``base`` for the base cell.
+
+        It depends on names only, so that it is the same from a checkout, a wheel, and every machine.
+        """
+        return "-".join(getattr(self, axis) for axis in self.away) or "base"
+
+
+@dataclass(frozen=True, slots=True)
+class CellResult:
+    """What came of one cell."""
+
+    cell: Cell
+    """The cell."""
+    outcome: Outcome
+    """The path of the last call; ``refused`` is the reference path of a refused signature."""
+    reason: str
+    """The published reason for that path, or why the cell was not run."""
+    launches: int
+    """Kernel launches completed over all of the cell's calls, counted at the launcher."""
+    checks: int
+    """How many calls were compared with the reference."""
+    seconds: float
+    """Wall-clock seconds of the whole cell."""
+    note: str | None = None
+    """Anything else that a reader should know."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The result as basic types; the cell's values stand beside its id."""
+        row = asdict(self)
+        cell = row.pop("cell")
+        cell.pop("base_size")
+        return {"id": self.cell.id, **cell, **row}
