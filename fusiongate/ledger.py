@@ -104,7 +104,7 @@ class Ledger:
 class Writer:
     """Append rows to a file, each handed to the operating system before the next.
 
-    The file and its folders are made with the first row, so that a run without rows leaves nothing behind. A half-written
+    The file and its folders are made with the first row, so that a run without rows leaves nothing behind. A torn
     last line, left by a run that was killed, is cut off first: behind it a new row could not be read.
 
     Parameters
