@@ -1,0 +1,184 @@
+"""Everything that is run on this repository: `nox` for the tests and the linters, `nox -l` for the list."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shlex
+import shutil
+import site
+import sys
+import tempfile
+from pathlib import Path
+
+import nox
+
+nox.needs_version = ">=2025.2.9"
+nox.options.reuse_venv = "yes"
+nox.options.sessions = ["tests", "lint"]
+
+ROOT = Path(__file__).parent
+PROJECT = nox.project.load_toml(ROOT / "pyproject.toml")
+CPU_INDEX = "https://download.pytorch.org/whl/cpu"
+
+# A machine with a GPU usually comes with the torch that fits it, outside any virtual environment.
+HAS_NVIDIA = shutil.which("nvidia-smi") is not None
+HAS_AMD = Path("/dev/kfd").exists()
+SHARED_PACKAGES = ["--system-site-packages"] if HAS_NVIDIA or HAS_AMD else []
+
+MATRIX = ["suites/kernels", "suites/models", "suites/downstream"]
+IN_PARALLEL = ["-n", "auto", "--dist", "worksteal"]
+SEES_GPU = "import torch; print('sees a GPU' if torch.cuda.is_available() else 'sees none')"
+SITE_PACKAGES = "import sysconfig; print(sysconfig.get_path('purelib'))"
+
+
+def torch_arguments(requirement: str | None, system: str, has_nvidia: bool) -> list[str]:
+    """What pip is told to install as torch.
+
+    `requirement` is the value of FUSIONGATE_TORCH: a requirement, with pip's options after it where they are needed.
+    Without it, Linux without an NVIDIA driver gets the CPU build, from the index that has nothing else: PyPI's build
+    brings gigabytes of CUDA, and an extra index would lose against PyPI's higher version.
+    """
+    if requirement:
+        return shlex.split(requirement)
+    if system == "Linux" and not has_nvidia:
+        return ["torch>=2.9", "--index-url", CPU_INDEX]
+    return ["torch>=2.9"]
+
+
+def lowest(requirements: list[str]) -> list[str]:
+    """The same requirements, each pinned to the lowest version that it allows."""
+    return [requirement.replace(">=", "==") for requirement in requirements]
+
+
+def _sees_gpu(session: nox.Session) -> bool:
+    # A session without any torch sees no GPU either, so no exit status is a failure here.
+    answer = session.run("python", "-c", SEES_GPU, silent=True, log=False, success_codes=range(256))
+    return str(answer).strip().endswith("sees a GPU")
+
+
+def _finds_gpu(session: nox.Session) -> bool:
+    """Whether the session's torch sees a GPU; where it has none, look into the environment that nox itself runs in."""
+    if not SHARED_PACKAGES:
+        return False
+    if _sees_gpu(session):
+        return True
+    if sys.prefix == sys.base_prefix:
+        return False
+    # `--system-site-packages` shows the base interpreter's packages only; images that keep torch in a virtual
+    # environment run nox from there.
+    folder = session.run("python", "-c", SITE_PACKAGES, silent=True, log=False)
+    (Path(str(folder).strip()) / "nox_environment.pth").write_text("\n".join(site.getsitepackages()) + "\n")
+    return _sees_gpu(session)
+
+
+def _install(session: nox.Session, *groups: str) -> None:
+    """Install torch, unless there is one that sees a GPU; then this checkout and the dependency groups."""
+    if not _finds_gpu(session):
+        session.install(*torch_arguments(os.environ.get("FUSIONGATE_TORCH"), platform.system(), HAS_NVIDIA))
+    session.install("-e", ".", *nox.project.dependency_groups(PROJECT, *groups))
+
+
+def _pytest(session: nox.Session, *arguments: str, parallel: bool) -> None:
+    session.run("pytest", *arguments, *(IN_PARALLEL if parallel else []), *session.posargs)
+
+
+@nox.session(venv_params=SHARED_PACKAGES)
+def suite(session: nox.Session) -> None:
+    """Run everything that this machine can run: on its GPU, or on the host builds without one."""
+    _install(session, "suite")
+    missing = "fail" if os.environ.get("CI") else "skip"
+    options = ["--fusiongate-device=auto", f"--fusiongate-missing={missing}"]
+    _pytest(session, *MATRIX, *options, parallel=not SHARED_PACKAGES)
+
+
+@nox.session(venv_params=SHARED_PACKAGES, default=False)
+def gpu(session: nox.Session) -> None:
+    """Run the suite on a GPU, where every fused path has to launch; refuse to start without one."""
+    _install(session, "suite")
+    if not _sees_gpu(session):
+        session.error(
+            "torch sees no GPU here: run this where it does, with nox installed beside that torch, "
+            "or name the build to install in FUSIONGATE_TORCH; `nox -s suite` runs without a GPU"
+        )
+    _pytest(session, *MATRIX, "--fusiongate-device=cuda", "--fusiongate-require-fused", parallel=False)
+
+
+@nox.session
+def tests(session: nox.Session) -> None:
+    """Run the tests of the library, the plugin and the kernels on the host builds."""
+    _install(session, "test")
+    _pytest(session, "suites/framework", "suites/kernels", "--fusiongate-device=host", parallel=True)
+
+
+@nox.session(venv_params=SHARED_PACKAGES, default=False)
+def bench(session: nox.Session) -> None:
+    """Time each kernel against its reference, in pairs, on the device's clock."""
+    _install(session, "suite")
+    # Serial: a second process on the same device would be part of what is measured.
+    _pytest(session, "suites/timings", parallel=False)
+
+
+@nox.session(venv_params=SHARED_PACKAGES, default=False)
+def sabotage(session: nox.Session) -> None:
+    """Let the suite catch every kernel that is wrong on purpose."""
+    _install(session, "suite")
+    _pytest(session, "suites/kernels/test_sabotage.py", parallel=not SHARED_PACKAGES)
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Check style, the direction of imports, the workflows, and the types of the installed tree."""
+    session.install(*torch_arguments(os.environ.get("FUSIONGATE_TORCH"), platform.system(), HAS_NVIDIA))
+    session.install("-e", ".", *nox.project.dependency_groups(PROJECT, "lint"))
+    session.run("ruff", "check")
+    session.run("ruff", "format", "--check")
+    session.run("python", "suites/framework/import_rules.py")
+    workflows = sorted(str(path) for path in ROOT.glob(".github/workflows/*.yml"))
+    session.run("check-jsonschema", "--builtin-schema", "vendor.github-workflows", *workflows)
+    if shutil.which("actionlint"):
+        session.run("actionlint", external=True)
+    else:
+        session.warn("not run: actionlint, which is not installed (its PyPI package downloads a binary of its own)")
+    session.run("mypy", "noxfile.py")
+    _check_installed_types(session)
+
+
+def _check_installed_types(session: nox.Session) -> None:
+    """Run mypy over the package as a wheel installs it: in a checkout `fusiongate.kernels` has another name."""
+    with tempfile.TemporaryDirectory() as folder:
+        # By way of the sdist: a wheel built in the checkout would pick up what an earlier build left there.
+        session.run("python", "-m", "build", "--no-isolation", "--outdir", folder, silent=True)
+        wheel = next(Path(folder).glob("*.whl"))
+        session.install("--no-deps", "--force-reinstall", str(wheel))
+        # Out of the checkout, whose `fusiongate` folder would come before the installed one.
+        with session.chdir(folder):
+            session.run("mypy", "--config-file", str(ROOT / "pyproject.toml"), "-p", "fusiongate")
+
+
+@nox.session(default=False)
+def amd_compile(session: nox.Session) -> None:
+    """Compile every kernel for gfx90a and gfx942; running them takes an AMD GPU and `nox -s gpu`."""
+    _install(session)
+    session.run("fusiongate", "build", "--arch", "gfx90a", "--arch", "gfx942", *session.posargs)
+    session.warn("not run: these kernels were compiled, and no AMD hardware has executed them here")
+
+
+@nox.session(python="3.11", default=False)
+def minimums(session: nox.Session) -> None:
+    """Run the tests on the lowest versions that the wheel claims to work with."""
+    pins = lowest(PROJECT["project"]["dependencies"])
+    torch = next(pin for pin in pins if pin.startswith("torch"))
+    session.install(*torch_arguments(None, platform.system(), HAS_NVIDIA)[1:], torch)
+    session.install("-e", ".", *pins, *nox.project.dependency_groups(PROJECT, "test"))
+    _pytest(session, "suites/framework", "suites/kernels", "--fusiongate-device=host", parallel=True)
+
+
+@nox.session(default=False)
+def coverage(session: nox.Session) -> None:
+    """Measure which lines of the library the tests run."""
+    _install(session, "test", "coverage")
+    # pytest loads the plugin before pytest-cov could look: coverage has to start first.
+    session.run("coverage", "run", "-m", "pytest", "suites/framework", "suites/kernels", *session.posargs)
+    session.run("coverage", "combine")
+    session.run("coverage", "report")
