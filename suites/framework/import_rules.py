@@ -9,7 +9,7 @@ from pathlib import Path
 LAYERS = (
     ("errors",),
     ("_atomic", "platforms"),
-    ("verdicts", "digests"),
+    ("bits", "tallies", "verdicts", "digests"),
     ("signatures", "gates"),
     ("fusions", "sites", "build"),
     ("kernels",),
