@@ -153,7 +153,8 @@ def _check_installed_types(session: nox.Session) -> None:
         session.install("--no-deps", "--force-reinstall", str(wheel))
         # Out of the checkout, whose `fusiongate` folder would come before the installed one.
         with session.chdir(folder):
-            session.run("mypy", "--config-file", str(ROOT / "pyproject.toml"), "-p", "fusiongate")
+            project, cache = ROOT / "pyproject.toml", ROOT / ".mypy_cache"
+            session.run("mypy", f"--config-file={project}", f"--cache-dir={cache}", "-p", "fusiongate")
 
 
 @nox.session(default=False)
