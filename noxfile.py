@@ -15,7 +15,7 @@ import nox
 
 nox.needs_version = ">=2025.2.9"
 nox.options.reuse_venv = "yes"
-nox.options.sessions = ["tests", "lint"]
+nox.options.default_venv_backend = "virtualenv"  # uv's environments have no pip, which the packaging tests run
 
 ROOT = Path(__file__).parent
 PROJECT = nox.project.load_toml(ROOT / "pyproject.toml")
@@ -26,8 +26,13 @@ HAS_NVIDIA = shutil.which("nvidia-smi") is not None
 HAS_AMD = Path("/dev/kfd").exists()
 SHARED_PACKAGES = ["--system-site-packages"] if HAS_NVIDIA or HAS_AMD else []
 
+TESTS = ["suites/framework", "suites/kernels"]
 MATRIX = ["suites/kernels", "suites/models", "suites/downstream"]
 IN_PARALLEL = ["-n", "auto", "--dist", "worksteal"]
+NO_GPU = (
+    "no GPU that torch sees: run this beside a driver and a torch that sees the GPU, or name the build to install in "
+    "FUSIONGATE_TORCH; `nox -s suite` runs without one"
+)
 SEES_GPU = "import torch; print('sees a GPU' if torch.cuda.is_available() else 'sees none')"
 SITE_PACKAGES = "import sysconfig; print(sysconfig.get_path('purelib'))"
 
@@ -79,36 +84,40 @@ def _install(session: nox.Session, *groups: str) -> None:
     session.install("-e", ".", *nox.project.dependency_groups(PROJECT, *groups))
 
 
-def _pytest(session: nox.Session, *arguments: str, parallel: bool) -> None:
-    session.run("pytest", *arguments, *(IN_PARALLEL if parallel else []), *session.posargs)
+def _pytest(session: nox.Session, *arguments: str) -> None:
+    session.run("pytest", *arguments, *session.posargs)
 
 
-@nox.session(venv_params=SHARED_PACKAGES)
+def _missing_baselines() -> str:
+    # Somebody's laptop may be of a kind that nobody has recorded; what runs unattended has to have its baselines.
+    return "--fusiongate-missing=fail" if os.environ.get("CI") else "--fusiongate-missing=skip"
+
+
+@nox.session(venv_params=SHARED_PACKAGES, default=False)
 def suite(session: nox.Session) -> None:
-    """Run everything that this machine can run: on its GPU, or on the host builds without one."""
+    """Run everything that this machine can run: on its GPUs, or on the host builds without any."""
     _install(session, "suite")
-    missing = "fail" if os.environ.get("CI") else "skip"
-    options = ["--fusiongate-device=auto", f"--fusiongate-missing={missing}"]
-    _pytest(session, *MATRIX, *options, parallel=not SHARED_PACKAGES)
+    on_each_gpu = ["--fusiongate-pin-gpus"] if _sees_gpu(session) else []
+    _pytest(session, *MATRIX, *IN_PARALLEL, "--fusiongate-device=auto", _missing_baselines(), *on_each_gpu)
 
 
 @nox.session(venv_params=SHARED_PACKAGES, default=False)
 def gpu(session: nox.Session) -> None:
-    """Run the suite on a GPU, where every fused path has to launch; refuse to start without one."""
+    """Run the suite on the GPUs, where every fused path has to launch; refuse to start without one."""
+    if not SHARED_PACKAGES:
+        session.error(NO_GPU)
     _install(session, "suite")
     if not _sees_gpu(session):
-        session.error(
-            "torch sees no GPU here: run this where it does, with nox installed beside that torch, "
-            "or name the build to install in FUSIONGATE_TORCH; `nox -s suite` runs without a GPU"
-        )
-    _pytest(session, *MATRIX, "--fusiongate-device=cuda", "--fusiongate-require-fused", parallel=False)
+        session.error(NO_GPU)
+    must_launch = ["--fusiongate-device=cuda", "--fusiongate-require-fused", "--fusiongate-pin-gpus"]
+    _pytest(session, *MATRIX, *IN_PARALLEL, *must_launch)
 
 
 @nox.session
 def tests(session: nox.Session) -> None:
     """Run the tests of the library, the plugin and the kernels on the host builds."""
     _install(session, "test")
-    _pytest(session, "suites/framework", "suites/kernels", "--fusiongate-device=host", parallel=True)
+    _pytest(session, *TESTS, *IN_PARALLEL, "--fusiongate-device=host", _missing_baselines())
 
 
 @nox.session(venv_params=SHARED_PACKAGES, default=False)
@@ -116,14 +125,14 @@ def bench(session: nox.Session) -> None:
     """Time each kernel against its reference, in pairs, on the device's clock."""
     _install(session, "suite")
     # Serial: a second process on the same device would be part of what is measured.
-    _pytest(session, "suites/timings", parallel=False)
+    _pytest(session, "suites/timings")
 
 
 @nox.session(venv_params=SHARED_PACKAGES, default=False)
 def sabotage(session: nox.Session) -> None:
     """Let the suite catch every kernel that is wrong on purpose."""
     _install(session, "suite")
-    _pytest(session, "suites/kernels/test_sabotage.py", parallel=not SHARED_PACKAGES)
+    _pytest(session, "suites/kernels/test_sabotage.py", _missing_baselines())
 
 
 @nox.session
@@ -172,7 +181,7 @@ def minimums(session: nox.Session) -> None:
     torch = next(pin for pin in pins if pin.startswith("torch"))
     session.install(*torch_arguments(None, platform.system(), HAS_NVIDIA)[1:], torch)
     session.install("-e", ".", *pins, *nox.project.dependency_groups(PROJECT, "test"))
-    _pytest(session, "suites/framework", "suites/kernels", "--fusiongate-device=host", parallel=True)
+    _pytest(session, *TESTS, *IN_PARALLEL, "--fusiongate-device=host", _missing_baselines())
 
 
 @nox.session(default=False)
@@ -180,6 +189,7 @@ def coverage(session: nox.Session) -> None:
     """Measure which lines of the library the tests run."""
     _install(session, "test", "coverage")
     # pytest loads the plugin before pytest-cov could look: coverage has to start first.
-    session.run("coverage", "run", "-m", "pytest", "suites/framework", "suites/kernels", *session.posargs)
+    options = ["--fusiongate-device=host", _missing_baselines()]
+    session.run("coverage", "run", "-m", "pytest", *TESTS, *options, *session.posargs)
     session.run("coverage", "combine")
     session.run("coverage", "report")

@@ -9,7 +9,19 @@ from pathlib import Path
 LAYERS = (
     ("errors",),
     ("_atomic", "platforms"),
-    ("bits", "tallies", "verdicts", "digests"),
+    (
+        "bits",
+        "contracts",
+        "expressions",
+        "hints",
+        "operands",
+        "recordings",
+        "replay",
+        "roundings",
+        "tallies",
+        "verdicts",
+        "digests",
+    ),
     ("signatures", "gates"),
     ("fusions", "sites", "build"),
     ("kernels",),
@@ -64,7 +76,9 @@ class _Import:
 
 def violations(root: Path) -> list[Violation]:
     """Every breach of the rules in the three trees of the checkout at `root`, in the order of the files."""
-    return [violation for tree in TREES for path in _modules(root / tree) for violation in _check(root, tree, path)]
+    found = (violation for tree in TREES for path in _modules(root / tree) for violation in _check(root, tree, path))
+    # One `from` with several names breaks a rule once.
+    return list(dict.fromkeys(found))
 
 
 def public_names(root: Path) -> frozenset[str]:
@@ -145,8 +159,10 @@ def _breach_in_library(found: _Import, component: str | None, *, in_kernels: boo
         return "inside kernels/ import relatively: the folder has another name in a checkout"
     above = ".".join(found.target[:2])
     imported = found.target[1] if len(found.target) > 1 else None
+    if imported is None:
+        return f"`{component}` imports `fusiongate` itself, which stands above it: import the defining module"
     if imported not in RANKS:
-        return f"`{component}` imports from `fusiongate` itself, which stands above it: import the defining module"
+        return f"`{component}` imports `{above}`, which stands in no layer: import the defining module"
     if RANKS[imported] > RANKS[component]:
         return f"`{component}` imports `{above}`, which stands above it: move what both need into a lower layer"
     return None
