@@ -1,0 +1,189 @@
+"""The console command ``fusiongate``: a table of commands, each of which imports what it needs when it runs."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fusiongate.errors import FusiongateError, UsageError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from fusiongate.build import Source
+    from fusiongate.build.diagnosis import TargetState
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    name="fusiongate",
+    help="Bit-exact fused kernels: what this machine can run, and builds ahead of time.",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+@app.command()
+def doctor() -> None:
+    """Tell what this machine can run, and why not; exits with 1 if it can run nothing."""
+    from fusiongate.build.diagnosis import diagnose
+
+    console = _console()
+    _say_versions(console)
+    try:
+        sources = _kernel_sources()
+    except UsageError as error:
+        # A broken installation is one more finding: the rest of the diagnosis still helps.
+        console.print(str(error))
+        sources = ()
+    states = diagnose(sources)
+    for state in states:
+        _say_target(console, state)
+    _say_cache(console)
+    _say_switches(console)
+    if not any(state.can_run for state in states):
+        console.print("nothing can run here; the lines above say why")
+        raise typer.Exit(1)
+
+
+@app.command()
+def build(
+    arch: Annotated[
+        list[str] | None,
+        typer.Option(help="host, sm_90, gfx942 …; may be given again. Default: everything this machine can run."),
+    ] = None,
+) -> None:
+    """Compile every kernel ahead of time, loading none; exits with 1 if one cannot be built."""
+    from rich.progress import MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    from fusiongate.build import Target, local_targets, prebuild
+
+    targets = tuple(dict.fromkeys(map(Target.parse, arch))) if arch else local_targets()
+    sources = _kernel_sources()
+    console = _console()
+    columns = (SpinnerColumn(), TextColumn("building"), MofNCompleteColumn(), TimeElapsedColumn())
+    failed = 0
+    with Progress(*columns, console=_console(stderr=True), transient=True) as progress:
+        task = progress.add_task("", total=len(sources) * len(targets))
+        for outcome in prebuild(sources, targets):
+            progress.advance(task)
+            label = f"{outcome.source.name} for {outcome.target}"
+            if outcome.error is not None:
+                failed += 1
+                progress.console.print(f"{label}: failed: {outcome.error}")
+            elif outcome.compiled:
+                console.print(f"{label}: built in {outcome.seconds:.1f} s: {outcome.library}")
+            else:
+                console.print(f"{label}: already built: {outcome.library}")
+    if failed:
+        raise typer.Exit(1)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit status: 0, 1 for a negative answer, 2 for input that cannot be used.
+
+    Parameters
+    ----------
+    arguments
+        The words after ``fusiongate``; by default those of the process.
+    """
+    try:
+        # Outside standalone mode the parser raises what it would have printed, framed and over several lines.
+        status = app(
+            sys.argv[1:] if arguments is None else list(arguments), prog_name="fusiongate", standalone_mode=False
+        )
+    except FusiongateError as error:
+        message = str(error)
+    except _PARSER_ERROR as error:
+        message = f"{error.format_message().rstrip('.')}; `fusiongate --help` lists what there is"
+    except (typer.Abort, KeyboardInterrupt):
+        return 130
+    else:
+        return status if isinstance(status, int) else 0
+    _console(stderr=True).print(f"fusiongate: {message}")
+    return 2
+
+
+# Newer typers carry a parser of their own and older ones stand on click: this reaches the usage errors of both.
+_PARSER_ERROR = typer.BadParameter.__mro__[1]
+
+
+def _console(*, stderr: bool = False) -> Console:
+    from rich.console import Console
+
+    # Paths and compiler messages hold brackets and are read by machines: no markup, and no line is folded.
+    return Console(stderr=stderr, markup=False, highlight=False, soft_wrap=True)
+
+
+def _kernel_sources() -> tuple[Source, ...]:
+    try:
+        from fusiongate.kernels import SOURCES
+    except ImportError as error:
+        raise UsageError(f"the kernels' sources are missing: {error}; install fusiongate again") from error
+    return tuple(SOURCES)
+
+
+def _say_versions(console: Console) -> None:
+    names = ("fusiongate", "torch", "apache-tvm-ffi")
+    versions = [f"{name} {_version(name) or 'not installed'}" for name in names]
+    console.print(f"python {platform.python_version()} at {sys.executable}, {', '.join(versions)}")
+
+
+def _say_target(console: Console, state: TargetState) -> None:
+    if state.no_device is not None:
+        console.print(f"{state.name}: cannot run: {state.no_device}")
+    else:
+        on = f" on {', '.join(state.devices)}" if state.devices else ""
+        console.print(f"{state.name}: {'can run' if state.can_run else 'cannot run'}{on}")
+    if state.compiler is not None:
+        console.print(f"  compiler: {state.compiler.version} at {state.compiler.path}")
+    else:
+        console.print(f"  compiler: {state.no_compiler}")
+    for source in state.sources:
+        told = "built" if source.built else f"cannot be built: {source.obstacle}" if source.obstacle else "can be built"
+        console.print(f"  {source.name}: {told}")
+
+
+def _say_cache(console: Console) -> None:
+    from fusiongate.build.cache import cache_folder, cached_entries
+
+    folder = cache_folder()
+    entries = cached_entries(folder)
+    console.print(f"cache: {folder}, {len(entries)} {'library' if len(entries) == 1 else 'libraries'}")
+    for entry, manifest in entries:
+        size = entry.library.stat().st_size / 1e6 if entry.library.exists() else 0.0
+        console.print(f"  {manifest.name} for {manifest.target}: {size:.1f} MB, {manifest.compiler}, {manifest.built}")
+
+
+def _say_switches(console: Console) -> None:
+    switch = os.environ.get("FUSIONGATE_DISABLE")
+    told = "not set" if switch is None else f"{switch!r}{', so every fusion takes its reference' * (switch == '1')}"
+    console.print(f"FUSIONGATE_DISABLE: {told}")
+    for module, extra, use in (
+        ("pynvml", "nvidia", "clocks and throttling of NVIDIA GPUs"),
+        ("amdsmi", "amd", "clocks and throttling of AMD GPUs"),
+        ("diffusers", "models", "the real models"),
+        ("plotly", "report", "the report's charts"),
+    ):
+        if importlib.util.find_spec(module) is not None:
+            console.print(f"extra {extra}: installed")
+        else:
+            console.print(f"extra {extra}: not installed; for {use}: pip install 'fusiongate[{extra}]'")
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,129 @@
+"""The console command: what it prints, and the exit status that scripts go by."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from fusiongate.build import Source, Target
+from fusiongate.build.cache import CACHE_VARIABLE
+from fusiongate.cli import main
+
+from .tiny_sources import write_tiny
+
+HOST = Target.host()
+
+
+@pytest.fixture(autouse=True)
+def kernels(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Source:
+    """Put the tiny source in the place of the installed kernels, with an empty cache."""
+    source = write_tiny(tmp_path / "source")
+    module = ModuleType("fusiongate.kernels")
+    module.SOURCES = (source,)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "fusiongate.kernels", module)
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
+    return source
+
+
+def test_build_compiles_for_the_named_architecture_and_only_once(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["build", "--arch", "host", "--arch", str(HOST)]) == 0
+    first = capsys.readouterr().out.splitlines()
+    assert [line.startswith(f"tiny for {HOST}: built in ") for line in first] == [True]
+    assert main(["build", "--arch", "host"]) == 0
+    assert capsys.readouterr().out.startswith(f"tiny for {HOST}: already built: ")
+    assert main(["doctor"]) == 0
+    report = capsys.readouterr().out.splitlines()
+    assert f"{HOST}: can run" in report
+    assert "  tiny: built" in report
+    assert any(line.startswith("cache: ") and line.endswith(", 1 library") for line in report)
+
+
+def test_build_that_fails_exits_with_one_and_tells_the_compilers_line(
+    kernels: Source, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kernels.files[0].write_text("#error the moon is full\n")
+    assert main(["build", "--arch", "host"]) == 1
+    assert "the moon is full" in capsys.readouterr().err
+
+
+def test_build_without_the_compiler_says_what_to_install(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("ROCM_HOME", str(tmp_path))
+    assert main(["build", "--arch", "gfx942"]) == 1
+    assert "tiny for hip-gfx942: failed: no HIP compiler" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ("build --arch hopper", "architecture 'hopper': expected host, an NVIDIA name such as sm_90"),
+        ("build --frobnicate", "No such option: --frobnicate"),
+        ("build --arch", "Option '--arch' requires an argument"),
+        ("frobnicate", "No such command 'frobnicate'"),
+        ("", "Missing command"),
+    ],
+)
+def test_input_that_cannot_be_used_is_one_line_and_status_two(
+    capsys: pytest.CaptureFixture[str], arguments: str, message: str
+) -> None:
+    assert main(arguments.split()) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith(f"fusiongate: {message}")
+    assert len(captured.err.splitlines()) == 1
+
+
+def test_doctor_finds_the_host_runnable_before_anything_is_built(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor"]) == 0
+    report = capsys.readouterr().out.splitlines()
+    assert f"{HOST}: can run" in report
+    assert "  tiny: can be built" in report
+
+
+def test_doctor_says_why_nothing_can_run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "/nowhere/c++")
+    assert main(["doctor"]) == 1
+    report = capsys.readouterr().out
+    assert f"{HOST}: cannot run\n  compiler: no C++ compiler: CXX=/nowhere/c++" in report
+    assert "  tiny: cannot be built: no C++ compiler" in report
+
+
+def test_doctor_goes_on_without_the_kernels(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "fusiongate.kernels", None)
+    assert main(["doctor"]) == 1
+    report = capsys.readouterr().out
+    assert "the kernels' sources are missing" in report
+    assert "FUSIONGATE_DISABLE: " in report
+
+
+@pytest.mark.parametrize(
+    "switch, told", [(None, "not set"), ("1", "'1', so every fusion takes its reference"), ("0", "'0'")]
+)
+def test_doctor_tells_the_switch(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, switch: str | None, told: str
+) -> None:
+    if switch is None:
+        monkeypatch.delenv("FUSIONGATE_DISABLE", raising=False)
+    else:
+        monkeypatch.setenv("FUSIONGATE_DISABLE", switch)
+    main(["doctor"])
+    assert f"FUSIONGATE_DISABLE: {told}" in capsys.readouterr().out.splitlines()
+
+
+def test_help_imports_no_torch() -> None:
+    program = (
+        "import sys\n"
+        "from fusiongate.cli import main\n"
+        "status = main(['--help'])\n"
+        "sys.exit(status or 'torch' in sys.modules)\n"
+    )
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60)
+    assert result.returncode == 0, result.stderr
+    assert "doctor" in result.stdout
