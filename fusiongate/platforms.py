@@ -1,0 +1,226 @@
+"""The platform key, the environment that a result was made in, and what differs between two of them.
+
+Torch is imported inside functions only, so that command line and plugin can import this module without it.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import platform as host
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from .errors import UsageError
+from .switches import switches
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["Environment", "environment", "platform_of"]
+
+_LIBRARIES = ("apache-tvm-ffi", "diffusers", "numpy", "nvidia-cublas", "pytorch-triton-rocm", "transformers", "triton")
+_MACHINES = {"amd64": "x86_64", "arm64": "aarch64"}
+
+
+def platform_of(device: torch.device | str | int | None = None) -> str:
+    """The platform key of a device: ``cuda-sm_90``, ``rocm-gfx942`` or ``cpu-x86_64-avx512``.
+
+    On ROCm it comes from the arch string and never from the capability, which for some AMD parts reads like an NVIDIA
+    one's.
+
+    Parameters
+    ----------
+    device
+        A CUDA, ROCm or CPU device; ``None`` is the current GPU, or the CPU where there is none.
+
+    Raises
+    ------
+    UsageError
+        If there is no such device.
+    """
+    import torch
+
+    chosen = _device(device)
+    if chosen.type == "cpu":
+        machine = host.machine().lower()
+        capability = torch.backends.cpu.get_cpu_capability().lower()
+        isa = "default" if capability in {"default", "no avx"} else capability.replace(" ", "-")
+        return f"cpu-{_MACHINES.get(machine, machine)}-{isa}"
+    properties = torch.cuda.get_device_properties(chosen)
+    if torch.version.hip:
+        return f"rocm-{properties.gcnArchName.partition(':')[0]}"
+    return f"cuda-sm_{properties.major}{properties.minor}"
+
+
+def _device(device: torch.device | str | int | None) -> torch.device:
+    import torch
+
+    if device is None:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        chosen = torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise UsageError(f"{device!r} is no device: expected cpu, cuda or cuda:<number>") from error
+    if chosen.type == "cpu":
+        return chosen
+    if chosen.type != "cuda":
+        raise UsageError(f"{chosen} has no platform: expected a CPU, CUDA or ROCm device")
+    present = torch.cuda.device_count()
+    if (chosen.index or 0) >= present:
+        raise UsageError(f"{chosen} is not here: this process sees {present} GPUs")
+    return chosen
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """Everything that may move the bits of a result."""
+
+    platform: str
+    """The platform key, see :func:`platform_of`."""
+    device_name: str
+    """The device's name as its driver gives it, or the CPU's model."""
+    torch: str
+    """Torch's version with its build suffix."""
+    runtime: str | None
+    """The runtime that torch was built against, such as ``cuda 13.0``; ``None`` for the CPU."""
+    driver: str | None
+    """The GPU driver's version, ``None`` where there is none or it cannot be asked."""
+    python: str
+    """The interpreter's version."""
+    threads: int
+    """Torch's intra-op threads, which cut the sums of CPU reductions."""
+    libraries: Mapping[str, str] = field(hash=False)
+    """Versions of the libraries that compute or generate code, those that are installed."""
+    switches: Mapping[str, str] = field(hash=False)
+    """Settings of torch and environment variables that change arithmetic, those variables that are set."""
+
+    def diff(self, other: Environment) -> list[str]:
+        """What differs from here to ``other``, in words: ``torch 2.11.0+cu130 → 2.12.0+cu130``."""
+        words = []
+        for name in (f.name for f in fields(self)):
+            mine, theirs = getattr(self, name), getattr(other, name)
+            absent = {"libraries": "not installed", "switches": "unset"}.get(name)
+            if absent is not None:
+                for key in sorted({*mine, *theirs}):
+                    before, after = mine.get(key, absent), theirs.get(key, absent)
+                    if before != after:
+                        words.append(f"{key} {before} → {after}")
+            elif mine != theirs:
+                before, after = ("none" if value is None else value for value in (mine, theirs))
+                words.append(f"{name.replace('_', ' ')} {before} → {after}")
+        return words
+
+    def to_json(self) -> dict[str, Any]:
+        """The environment as an object that the json module can write."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, record: object) -> Self:
+        """The environment that :meth:`to_json` wrote.
+
+        Raises
+        ------
+        UsageError
+            If the record is not one, naming what is wrong with it.
+        """
+        if not isinstance(record, Mapping):
+            raise UsageError(f"environment record: expected an object, got {type(record).__name__}")
+        names = {f.name for f in fields(cls)}
+        if missing := sorted(names - set(record)):
+            raise UsageError(f"environment record: {', '.join(missing)} missing; record it again")
+        if unknown := sorted(str(name) for name in set(record) - names):
+            raise UsageError(f"environment record: unknown {', '.join(unknown)}; it is from another version")
+        for name in sorted(names):
+            _check_field(name, record[name])
+        return cls(**{**record, "libraries": dict(record["libraries"]), "switches": dict(record["switches"])})
+
+
+def _check_field(name: str, value: object) -> None:
+    match name:
+        case "threads":
+            right, wanted = isinstance(value, int) and not isinstance(value, bool) and value > 0, "a positive number"
+        case "libraries" | "switches":
+            right = isinstance(value, Mapping) and all(isinstance(text, str) for pair in value.items() for text in pair)
+            wanted = "an object of strings"
+        case "runtime" | "driver":
+            right, wanted = value is None or isinstance(value, str), "a string or null"
+        case _:
+            right, wanted = isinstance(value, str) and bool(value), "a string"
+    if not right:
+        raise UsageError(f"environment record: {name} is {value!r}, expected {wanted}")
+
+
+def environment(device: torch.device | str | int | None = None) -> Environment:
+    """The environment of a result that is computed now, on the given device.
+
+    Parameters
+    ----------
+    device
+        As :func:`platform_of` takes it.
+
+    Raises
+    ------
+    UsageError
+        If there is no such device.
+    """
+    import torch
+
+    chosen = _device(device)
+    on_gpu = chosen.type == "cuda"
+    runtime = f"rocm {torch.version.hip}" if torch.version.hip else f"cuda {torch.version.cuda}"
+    return Environment(
+        platform=platform_of(chosen),
+        device_name=torch.cuda.get_device_name(chosen) if on_gpu else _cpu_name(),
+        torch=str(torch.__version__),
+        runtime=runtime if on_gpu else None,
+        driver=_driver(bool(torch.version.hip)) if on_gpu else None,
+        python=host.python_version(),
+        threads=torch.get_num_threads(),
+        libraries=dict(_libraries()),
+        switches=switches(),
+    )
+
+
+@functools.cache
+def _cpu_name() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return host.processor() or host.machine()
+
+
+@functools.cache
+def _libraries() -> tuple[tuple[str, str], ...]:
+    found = []
+    for name in _LIBRARIES:
+        try:
+            found.append((name, importlib.metadata.version(name)))
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return tuple(found)
+
+
+@functools.cache
+def _driver(amd: bool) -> str | None:
+    if amd:
+        try:
+            return Path("/sys/module/amdgpu/version").read_text(encoding="ascii").strip() or None
+        except OSError:
+            return None
+    try:
+        import pynvml  # type: ignore[import-untyped, import-not-found, unused-ignore]
+
+        pynvml.nvmlInit()
+        try:
+            version = pynvml.nvmlSystemGetDriverVersion()
+        finally:
+            pynvml.nvmlShutdown()
+    except Exception:  # the library is optional, and its own errors say only that no driver answers
+        return None
+    return version.decode() if isinstance(version, bytes) else str(version)
