@@ -8,7 +8,7 @@ import os
 import platform
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
@@ -112,7 +112,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 # Newer typers carry a parser of their own and older ones stand on click: this reaches the usage errors of both.
-_PARSER_ERROR = typer.BadParameter.__mro__[1]
+_PARSER_ERROR = cast("type[typer.BadParameter]", typer.BadParameter.__mro__[1])
 
 
 def _console(*, stderr: bool = False) -> Console:
