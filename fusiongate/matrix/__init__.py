@@ -1,5 +1,8 @@
 """The matrix: layouts, dtypes, sizes, devices, modes and data as cells, each run against the reference."""
 
 from fusiongate.matrix.cells import Cell, CellFailure, CellResult, NotRun, Selected
+from fusiongate.matrix.check import PreparedCell
+from fusiongate.matrix.inputs import ADALN
+from fusiongate.matrix.plan import Matrix
 
-__all__ = ["Cell", "CellFailure", "CellResult", "NotRun", "Selected"]
+__all__ = ["ADALN", "Cell", "CellFailure", "CellResult", "Matrix", "NotRun", "PreparedCell", "Selected"]

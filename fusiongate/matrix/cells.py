@@ -28,7 +28,7 @@ BASE: dict[str, frozenset[str]] = {
 }
 
 
-class NotRun(FusiongateError):  # noqa: N818 - an outcome, and no error of anybody's
+class NotRun(FusiongateError):
     """A cell cannot run on this machine; its text says what is missing."""
 
 
@@ -47,7 +47,7 @@ class Selected:
 
     def __post_init__(self) -> None:
         if (self.kind == "cuda") != (self.index is not None):
-            raise UsageError(f"a selected device is host without an index or cuda with one, not {self.kind}:{self.index}")
+            raise UsageError(f"a selected device is the host, or cuda with an index, not {self.kind}:{self.index}")
 
     @property
     def torch_device(self) -> torch.device:

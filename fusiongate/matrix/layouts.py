@@ -1,0 +1,289 @@
+"""Layouts: how the operands of a cell lie in memory.
+
+A layout first says which shapes to draw values for, then places the drawn values. Placing never changes a value, so
+that a failure of one layout alone is a fault of reading or writing memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from fusiongate.matrix.inputs import Inputs, Operand, Role, Size
+
+__all__ = ["Layout", "layouts_for"]
+
+Shapes = dict[str, tuple[int, ...]]
+Tensors = dict[str, torch.Tensor]
+
+UNBOUND_ROWS = 6
+"""Rows in one modulation table: LTX-2 and PixArt blocks unbind six from it."""
+
+FRAMES = 3
+"""Frames of the ``frame-rows`` layout."""
+
+
+def _as_specified(inputs: Inputs, size: Size) -> Shapes:
+    return {operand.name: operand.shape(size) for operand in inputs.operands}
+
+
+def _as_drawn(_inputs: Inputs, values: Tensors) -> Mapping[str, Any]:
+    return values
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """One way for the operands to lie in memory."""
+
+    name: str
+    """The layout as it stands in a cell's id; never renamed."""
+    applies: Callable[[Inputs], bool]
+    """Whether these inputs have an operand that the layout can be given to."""
+    shapes: Callable[[Inputs, Size], Shapes] = _as_specified
+    """The shape of the values to draw for each operand."""
+    place: Callable[[Inputs, Tensors], Mapping[str, Any]] = _as_drawn
+    """The drawn values, laid out; a `scalar` layout gives a Python number for a tensor."""
+    constant: tuple[str, ...] = ()
+    """Operands whose values stay the same over a cell's calls, because a value is part of the signature."""
+
+    @property
+    def keeps_shape(self) -> bool:
+        """Whether the operands keep the shapes that the inputs give them."""
+        return self.shapes is _as_specified
+
+
+def layouts_for(inputs: Inputs) -> tuple[Layout, ...]:
+    """The layouts for these inputs, the base first.
+
+    Operands with a literal 1 get the row layouts, operands with symbols only the activation layouts, and each operand
+    one ``offset`` layout of its own. A factory's arguments lie as it made them.
+    """
+    if inputs.factory is not None:
+        return (Layout("as-given", lambda _: True),)
+    base = Layout("row-broadcast" if inputs.having("row") else "contiguous", lambda _: True)
+    offsets = (
+        Layout(f"offset-{operand.name}", lambda _: True, place=_offset(operand.name)) for operand in inputs.operands
+    )
+    fixed = (layout for layout in _LAYOUTS if layout.applies(inputs))
+    scalars = (
+        Layout("scalar", lambda _: True, place=_scalar, constant=tuple(row.name for row in inputs.having("row"))),
+    )
+    return (base, *fixed, *(scalars if inputs.having("row") else ()), *offsets)
+
+
+def _has(role: Role, dims: int = 1) -> Callable[[Inputs], bool]:
+    """Whether there is an operand of that role, and the full ones have at least so many dimensions."""
+    return lambda inputs: (
+        bool(inputs.having(role)) and all(len(operand.dims) >= dims for operand in inputs.having("full"))
+    )
+
+
+def _batched(inputs: Inputs) -> bool:
+    """Whether every operand begins with the batch: a new or changed first dimension then means the same to all."""
+    ranks = {len(operand.dims) for operand in inputs.operands}
+    return len(ranks) == 1 and len({operand.dims[0] for operand in inputs.operands}) == 1
+
+
+def _batched_rows(inputs: Inputs) -> bool:
+    return _batched(inputs) and bool(inputs.having("row")) and bool(inputs.having("full"))
+
+
+def _unbindable(inputs: Inputs) -> bool:
+    """Whether the rows are alike, so that one table can hold them all."""
+    rows = {operand.dims for operand in inputs.having("row")}
+    return len(rows) == 1 and len(min(rows)) >= 2
+
+
+def _each(role: Role, place: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Inputs, Tensors], Mapping[str, Any]]:
+    """Place every operand of a role by the same function."""
+
+    def placed(inputs: Inputs, values: Tensors) -> Mapping[str, Any]:
+        return values | {operand.name: place(values[operand.name]) for operand in inputs.having(role)}
+
+    return placed
+
+
+def _resized(change: Callable[[Operand, Size], tuple[int, ...]]) -> Callable[[Inputs, Size], Shapes]:
+    return lambda inputs, size: {operand.name: change(operand, size) for operand in inputs.operands}
+
+
+# Shapes -------------------------------------------------------------------------------------------------------------
+
+
+def _per_token(inputs: Inputs, size: Size) -> Shapes:
+    """Rows that have the full operand's symbol wherever a literal 1 stood, aligned at the last dimension."""
+    dims = inputs.having("full")[0].dims
+    shapes = _as_specified(inputs, size)
+    for operand in inputs.having("row"):
+        aligned = dims[len(dims) - len(operand.dims) :]
+        shapes[operand.name] = tuple(size[dim] for dim in aligned)
+    return shapes
+
+
+def _frames(operand: Operand, size: Size) -> tuple[int, ...]:
+    first, *rest = operand.shape(size)
+    return (first, FRAMES, *rest)
+
+
+def _without_batch(operand: Operand, size: Size) -> tuple[int, ...]:
+    return operand.shape(size)[1:]
+
+
+def _one_batch_row(operand: Operand, size: Size) -> tuple[int, ...]:
+    shape = operand.shape(size)
+    return (1, *shape[1:]) if "1" in operand.dims else shape
+
+
+def _one_batch_of_full(inputs: Inputs, size: Size) -> Shapes:
+    shapes = _as_specified(inputs, size)
+    return shapes | {operand.name: (1, *shapes[operand.name][1:]) for operand in inputs.having("full")}
+
+
+def _one_channel_row(operand: Operand, size: Size) -> tuple[int, ...]:
+    shape = operand.shape(size)
+    return (*shape[:-1], 1) if "1" in operand.dims else shape
+
+
+def _single_value(operand: Operand, size: Size) -> tuple[int, ...]:
+    return () if "1" in operand.dims else operand.shape(size)
+
+
+def _with_extent(dimension: int, extent: int) -> Callable[[Inputs, Size], Shapes]:
+    """Give the symbol at one dimension of the first full operand another extent, everywhere."""
+
+    def shapes(inputs: Inputs, size: Size) -> Shapes:
+        symbol = inputs.having("full")[0].dims[dimension]
+        return {
+            operand.name: tuple(
+                extent if dim == symbol else length
+                for dim, length in zip(operand.dims, operand.shape(size), strict=True)
+            )
+            for operand in inputs.operands
+        }
+
+    return shapes
+
+
+# Places -------------------------------------------------------------------------------------------------------------
+
+
+def _filled(empty: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    return empty.copy_(values)
+
+
+def _unbind_of_four(inputs: Inputs, values: Tensors) -> Mapping[str, Any]:
+    """Views of one (B, 1, K, D) table, as a block unbinds ``table + temb.reshape(B, 1, K, D)``."""
+    rows = [values[operand.name] for operand in inputs.having("row")]
+    spare = [torch.full_like(rows[0], 7.0)] * (UNBOUND_ROWS - len(rows))
+    views = torch.stack([*rows, *spare], dim=-2).unbind(dim=-2)
+    return values | {operand.name: view for operand, view in zip(inputs.having("row"), views, strict=False)}
+
+
+def _chunk_of_three(inputs: Inputs, values: Tensors) -> Mapping[str, Any]:
+    """Views of one (B, K, D) table, as a block slices ``temb.reshape(B, K, D)``."""
+    rows = [values[operand.name] for operand in inputs.having("row")]
+    spare = [torch.full_like(rows[0], 7.0)] * (UNBOUND_ROWS - len(rows))
+    views = torch.cat([*rows, *spare], dim=-2).split(rows[0].shape[-2], dim=-2)
+    return values | {operand.name: view for operand, view in zip(inputs.having("row"), views, strict=False)}
+
+
+def _expand_rows(inputs: Inputs, values: Tensors) -> Mapping[str, Any]:
+    """Rows with stride 0 over the batch: one table entry for a whole batch."""
+    batch = values[inputs.having("full")[0].name].shape[0]
+    return _each("row", lambda row: row.expand(batch, *row.shape[1:]))(inputs, values)
+
+
+def _expand_channels(inputs: Inputs, values: Tensors) -> Mapping[str, Any]:
+    """Rows with stride 0 over the channels: one number for each batch entry."""
+    channels = values[inputs.having("full")[0].name].shape[-1]
+    return _each("row", lambda row: row.expand(*row.shape[:-1], channels))(inputs, values)
+
+
+def _expand_full(inputs: Inputs, values: Tensors) -> Mapping[str, Any]:
+    """Activations with stride 0 over the batch, as guidance repeats its latents."""
+    rows = [values[operand.name].shape[0] for operand in inputs.having("row")]
+    batch = max([2, *rows])
+    return _each("full", lambda full: full.expand(batch, *full.shape[1:]))(inputs, values)
+
+
+def _scalar(inputs: Inputs, values: Tensors) -> Mapping[str, Any]:
+    return values | {operand.name: float(values[operand.name].flatten()[0]) for operand in inputs.having("row")}
+
+
+def _padded_batch(row: torch.Tensor) -> torch.Tensor:
+    gap = row.new_full((row.shape[0], 3, *row.shape[1:]), 7.0)
+    return _filled(gap[:, 0], row)
+
+
+def _junk_strides(row: torch.Tensor) -> torch.Tensor:
+    """Strides of size-1 dimensions that no allocator gives: they address nothing, so nothing may read them."""
+    strides = (7 if length == 1 else stride for length, stride in zip(row.shape, row.stride(), strict=True))
+    return row.as_strided(row.shape, tuple(strides))
+
+
+def _every_second_channel(tensor: torch.Tensor) -> torch.Tensor:
+    wide = tensor.new_full((*tensor.shape[:-1], 2 * tensor.shape[-1]), 7.0)
+    return _filled(wide[..., ::2], tensor)
+
+
+def _permuted(full: torch.Tensor) -> torch.Tensor:
+    return full.transpose(-1, -2).contiguous().transpose(-1, -2)
+
+
+def _sliced(full: torch.Tensor) -> torch.Tensor:
+    longer = full.new_full((full.shape[0], full.shape[1] + 1, *full.shape[2:]), 7.0)
+    return _filled(longer[:, 1:], full)
+
+
+def _every_second_batch(full: torch.Tensor) -> torch.Tensor:
+    taller = full.new_full((2 * full.shape[0], *full.shape[1:]), 7.0)
+    return _filled(taller[::2], full)
+
+
+def _negated(tensor: torch.Tensor) -> torch.Tensor:
+    """A view with torch's negative bit: its memory holds the negated values."""
+    return torch._neg_view(torch.neg(tensor))
+
+
+def _offset(name: str) -> Callable[[Inputs, Tensors], Mapping[str, Any]]:
+    """One operand that begins one element after an aligned address."""
+
+    def placed(_inputs: Inputs, values: Tensors) -> Mapping[str, Any]:
+        tensor = values[name]
+        return values | {name: _filled(tensor.new_empty(tensor.numel() + 1)[1:].view(tensor.shape), tensor)}
+
+    return placed
+
+
+# Only the base, the scalars and the offsets depend on the inputs; these don't.
+_LAYOUTS = (
+    Layout("strided-unbind-4d", _unbindable, place=_unbind_of_four),
+    Layout("strided-unbind-3d", _unbindable, place=_chunk_of_three),
+    Layout("padded-rows", _has("row"), place=_each("row", _padded_batch)),
+    Layout("junk-strides", _has("row"), place=_each("row", _junk_strides)),
+    Layout("strided-channels-rows", _has("row"), place=_each("row", _every_second_channel)),
+    Layout("per-token", _batched_rows, shapes=_per_token),
+    Layout("frame-rows", lambda inputs: _batched_rows(inputs) and _has("full", 3)(inputs), shapes=_resized(_frames)),
+    Layout("batch-broadcast-rows", _batched_rows, shapes=_resized(_one_batch_row)),
+    Layout("expanded-rows", _batched_rows, shapes=_resized(_one_batch_row), place=_expand_rows),
+    Layout("expanded-channels", _batched_rows, shapes=_resized(_one_channel_row), place=_expand_channels),
+    Layout("zero-dim", _has("row"), shapes=_resized(_single_value)),
+    Layout("rank-2", lambda inputs: _batched(inputs) and _has("full", 3)(inputs), shapes=_resized(_without_batch)),
+    Layout("one-token", _has("full", 3), shapes=_with_extent(1, 1)),
+    Layout(
+        "expanded-full",
+        lambda inputs: _batched(inputs) and _has("full", 2)(inputs),
+        shapes=_one_batch_of_full,
+        place=_expand_full,
+    ),
+    Layout("permuted", _has("full", 2), place=_each("full", _permuted)),
+    Layout("sliced", _has("full", 2), place=_each("full", _sliced)),
+    Layout("sliced-batch", _has("full", 2), place=_each("full", _every_second_batch)),
+    Layout("strided-channels", _has("full"), place=_each("full", _every_second_channel)),
+    Layout("negated", _has("full"), place=_each("full", _negated)),
+    Layout("empty-batch", _has("full", 2), shapes=_with_extent(0, 0)),
+    Layout("empty-tokens", _has("full", 3), shapes=_with_extent(1, 0)),
+)

@@ -1,0 +1,275 @@
+"""Modes: how a cell calls its subject, and which path that forces."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+from unittest import mock
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fusiongate.matrix import tracing
+
+__all__ = ["MODES", "Forced", "Mode"]
+
+Function = Callable[..., Any]
+Arguments = tuple[Any, ...]
+
+_THREADS = 4
+_REPEATS = 8
+
+# Clock cycles: about a millisecond, far longer than a launch takes.
+_SLEEP_CYCLES = 2_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Forced:
+    """The path that a mode forces, whatever the layout."""
+
+    reason: str
+    """The published reason; the path is the reference."""
+    rung: Literal["before declines", "after declines"] = "before declines"
+    """Where on the gate's ladder it stands: what comes earlier gives its own reason."""
+    counted: bool = True
+    """Whether the gate counts the call: nothing of it is touched while compiling."""
+
+
+def _unchanged(arguments: Arguments) -> Arguments:
+    return arguments
+
+
+def _no_context(_device: torch.device) -> contextlib.AbstractContextManager[Any]:
+    return contextlib.nullcontext()
+
+
+def _plainly(function: Function, _device: torch.device) -> Function:
+    return function
+
+
+@dataclass(frozen=True, slots=True)
+class Mode:
+    """One way of calling a subject."""
+
+    name: str
+    """The mode as it stands in a cell's id."""
+    forced: Forced | None = None
+    """What the mode forces; None leaves the path to the layout."""
+    convert: Callable[[Arguments], Arguments] = _unchanged
+    """Turns the drawn arguments into those that the mode calls with."""
+    around: Callable[[torch.device], contextlib.AbstractContextManager[Any]] = _no_context
+    """The context of every call, the reference's too."""
+    wrap: Callable[[Function, torch.device], Function] = _plainly
+    """Turns the subject into what is called, once a cell; its result is a tensor, or a tuple of them."""
+    alike: bool = False
+    """Whether the reference is wrapped alike. Otherwise it is called plainly, and each result is held against it."""
+    gate_calls: tuple[int, int, int] = (1, 1, 1)
+    """How often each of the cell's three calls reaches the gate: a replay does not."""
+    races: bool = False
+    """Whether the first call reaches the gate from several threads at once."""
+    made_inside: bool = False
+    """Whether the arguments have to be made inside the context."""
+    launcher_fails: bool = False
+    """Whether a stand-in that fails replaces the launcher."""
+    metadata_only: bool = False
+    """Whether the results hold no values."""
+    needs_gpu: bool = False
+    """Whether the mode exists on GPUs only."""
+
+
+def tensors_of(arguments: Arguments) -> list[torch.Tensor]:
+    """The tensors among the arguments."""
+    return [argument for argument in arguments if isinstance(argument, torch.Tensor)]
+
+
+# Autograd -----------------------------------------------------------------------------------------------------------
+
+
+def _first_requires_grad(arguments: Arguments) -> Arguments:
+    tensors_of(arguments)[0].requires_grad_()
+    return arguments
+
+
+def _last_requires_grad(arguments: Arguments) -> Arguments:
+    tensors_of(arguments)[-1].requires_grad_()
+    return arguments
+
+
+def _parameters(arguments: Arguments) -> Arguments:
+    """Every tensor but the first becomes a Parameter, as tables and projections give them."""
+    first = tensors_of(arguments)[0]
+    return tuple(
+        torch.nn.Parameter(argument) if isinstance(argument, torch.Tensor) and argument is not first else argument
+        for argument in arguments
+    )
+
+
+def _with_gradient(function: Function, _device: torch.device) -> Function:
+    def called(*arguments: Any) -> tuple[torch.Tensor, ...]:
+        result = function(*arguments)
+        leaves = [tensor for tensor in tensors_of(arguments) if tensor.requires_grad]
+        return (result.detach(), *torch.autograd.grad(result.sum(), leaves))
+
+    return called
+
+
+# Contexts -----------------------------------------------------------------------------------------------------------
+
+
+class _PassThrough(TorchDispatchMode):
+    """A dispatch mode that changes nothing: any could be recording what runs."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+@contextlib.contextmanager
+def _deterministic(_device: torch.device) -> Iterator[None]:
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before)
+
+
+def _compiling(_device: torch.device) -> contextlib.AbstractContextManager[Any]:
+    return mock.patch("torch.compiler.is_compiling", return_value=True)
+
+
+# Streams, graphs and threads ----------------------------------------------------------------------------------------
+
+
+def _captured_cold(function: Function, _device: torch.device) -> Function:
+    """Each call is captured and replayed; nothing has been called before."""
+
+    def called(*arguments: Any) -> torch.Tensor:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            result = function(*arguments)
+        graph.replay()
+        return result.clone()
+
+    return called
+
+
+def _captured_warm(function: Function, _device: torch.device) -> Function:
+    """Called plainly, then captured and replayed, then replayed on changed inputs."""
+    static: list[Arguments] = []
+    graph = torch.cuda.CUDAGraph()
+    recorded: list[torch.Tensor] = []
+    calls = iter(range(3))
+
+    def called(*arguments: Any) -> torch.Tensor:
+        number = next(calls)
+        if number == 0:
+            result: torch.Tensor = function(*arguments)
+            return result
+        if number == 1:
+            static.append(arguments)
+            with torch.cuda.graph(graph):
+                recorded.append(function(*arguments))
+        else:
+            for old, new in zip(tensors_of(static[0]), tensors_of(arguments), strict=True):
+                old.copy_(new)
+        graph.replay()
+        return recorded[0].clone()
+
+    return called
+
+
+def _on_side_stream(function: Function, device: torch.device) -> Function:
+    """On a stream of its own, behind a sleep and a late write of the first operand: nothing but stream order helps."""
+    stream = torch.cuda.Stream(device)
+    calls = iter(range(3))
+
+    def called(*arguments: Any) -> tuple[torch.Tensor, ...]:
+        first = tensors_of(arguments)[0]
+        values = first.clone()
+        results = []
+        for _ in range(1 if next(calls) == 0 else _REPEATS):
+            first.fill_(float("nan"))
+            stream.wait_stream(torch.cuda.current_stream(device))
+            with torch.cuda.stream(stream):
+                torch.cuda._sleep(_SLEEP_CYCLES)
+                first.copy_(values)
+                results.append(function(*arguments))
+            torch.cuda.current_stream(device).wait_stream(stream)
+        return tuple(results)
+
+    return called
+
+
+def _in_threads(cold: bool) -> Callable[[Function, torch.device], Function]:
+    """From several threads at once; on first sight too if ``cold``."""
+
+    def wrap(function: Function, _device: torch.device) -> Function:
+        calls = iter(range(3))
+
+        def called(*arguments: Any) -> tuple[torch.Tensor, ...]:
+            if next(calls) == 0 and not cold:
+                return (function(*arguments),)
+            return _at_once(function, arguments)
+
+        return called
+
+    return wrap
+
+
+def _at_once(function: Function, arguments: Arguments) -> tuple[torch.Tensor, ...]:
+    results: list[torch.Tensor] = []
+    errors: list[Exception] = []
+    barrier = threading.Barrier(_THREADS)
+
+    def call() -> None:
+        barrier.wait()
+        try:
+            results.append(function(*arguments))
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=call) for _ in range(_THREADS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+    return tuple(results)
+
+
+_COMPILING = Forced("compiling", counted=False)
+_TRACING = Forced("tracing")
+_AUTOGRAD = Forced("autograd")
+
+MODES: dict[str, Mode] = {
+    mode.name: mode
+    for mode in (
+        Mode("eager"),
+        Mode("inference", around=lambda _: torch.inference_mode(), made_inside=True),
+        Mode("grad", _AUTOGRAD, convert=_first_requires_grad, wrap=_with_gradient, alike=True),
+        Mode("grad-rows", _AUTOGRAD, convert=_last_requires_grad, wrap=_with_gradient, alike=True),
+        Mode("no-grad-parameters", convert=_parameters, around=lambda _: torch.no_grad()),
+        Mode("autocast", around=lambda device: torch.autocast(device.type, torch.bfloat16)),
+        Mode("deterministic", around=_deterministic),
+        Mode("default-device", around=lambda device: device),
+        Mode("compiling-patched", _COMPILING, around=_compiling, launcher_fails=True),
+        Mode("compile", _COMPILING, wrap=tracing.compiled, alike=True, launcher_fails=True),
+        Mode("make-fx", _TRACING, wrap=tracing.by_make_fx, gate_calls=(1, 0, 0)),
+        Mode("jit-trace", _TRACING, wrap=tracing.by_jit, gate_calls=(1, 0, 0)),
+        Mode("vmap", _TRACING, wrap=tracing.by_vmap, alike=True),
+        Mode("functorch-grad", _TRACING, wrap=tracing.by_functorch_grad, alike=True),
+        Mode("dispatch-mode", _TRACING, around=lambda _: _PassThrough()),
+        Mode("meta", _TRACING, convert=tracing.to_meta, metadata_only=True),
+        Mode("fake-tensor", _TRACING, convert=tracing.to_fake, metadata_only=True),
+        Mode("threads", wrap=_in_threads(cold=False), gate_calls=(1, _THREADS, _THREADS)),
+        Mode("threads-cold", wrap=_in_threads(cold=True), gate_calls=(_THREADS,) * 3, races=True),
+        Mode("capture-cold", Forced("capturing", "after declines"), wrap=_captured_cold, needs_gpu=True),
+        Mode("capture-warm", wrap=_captured_warm, gate_calls=(1, 1, 0), needs_gpu=True),
+        Mode("side-stream", wrap=_on_side_stream, gate_calls=(1, _REPEATS, _REPEATS), needs_gpu=True),
+    )
+}
+"""Every mode by name."""

@@ -1,0 +1,203 @@
+"""A subject's matrix: its axes, its cells, and each cell made ready to run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from fusiongate.errors import UsageError
+from fusiongate.matrix.cells import Cell, NotRun, Selected
+from fusiongate.matrix.check import PreparedCell, Recipe
+from fusiongate.matrix.data import DATA, Draw, generator_for
+from fusiongate.matrix.devices import DEVICES, check_memory
+from fusiongate.matrix.dtypes import dtypes_for
+from fusiongate.matrix.expansion import axis_values, expand
+from fusiongate.matrix.inputs import ADALN, Factory, Inputs
+from fusiongate.matrix.layouts import Layout, layouts_for
+from fusiongate.matrix.lifecycles import LIFECYCLES
+from fusiongate.matrix.modes import MODES
+from fusiongate.matrix.sizes import HUGE_ELEMENTS, LARGE_ELEMENTS, sizes_for
+from fusiongate.subjects import Subject
+
+if TYPE_CHECKING:
+    from fusiongate.fusions import Fusion
+
+__all__ = ["Matrix"]
+
+_LAUNCHABLE = ("bf16", "fp16", "fp32")
+_PLAIN = frozenset({"layout", "dtype", "size"})
+
+
+class Matrix:
+    """All cells of one subject.
+
+    Parameters
+    ----------
+    subject
+        A `Subject`, or a fusion.
+    inputs
+        A mapping of argument names, in positional order, to symbolic shapes such as ``"B S D"`` or to live values; or a
+        callable ``f(size, dtype, device, generator) -> args``.
+    sizes
+        The extents of the symbols; the one with the fewest elements is the base. Default: those of adaLN.
+    must_fuse
+        Layouts, or beginnings of their names, that have to launch at every size in bf16, fp16 and fp32, whatever
+        ``declines`` says. Default: ``row-broadcast`` and ``strided-unbind``, or the base where there are no rows.
+    may_decline
+        Layouts, dtypes and sizes, by the name that stands in a cell's id, that are documented to be declined although
+        ``must_fuse`` covers them, each with the reason.
+
+    Raises
+    ------
+    UsageError
+        One of them cannot be read, or names what is not there.
+    """
+
+    def __init__(
+        self,
+        subject: Subject | Fusion,
+        inputs: Mapping[str, Any] | Factory = ADALN,
+        sizes: Iterable[Mapping[str, int]] | None = None,
+        must_fuse: Iterable[str] | None = None,
+        may_decline: Mapping[str, str] | None = None,
+    ) -> None:
+        self.subject = subject if isinstance(subject, Subject) else Subject.of(subject)
+        self.inputs = Inputs.of(inputs)
+        self.sizes = {size.name: size for size in sizes_for(self.inputs, sizes)}
+        self._layouts = {layout.name: layout for layout in layouts_for(self.inputs)}
+        self._dtypes = {plan.name: plan for plan in dtypes_for(self.inputs)}
+        base_layout = next(iter(self._layouts))
+        defaults = ("row-broadcast", "strided-unbind") if self.inputs.having("row") else (base_layout,)
+        self.must_fuse = defaults if must_fuse is None else tuple(must_fuse)
+        self.may_decline = dict(may_decline or {})
+        self._check_names()
+
+    def __repr__(self) -> str:
+        return f"Matrix({self.subject.name!r})"
+
+    def _check_names(self) -> None:
+        for beginning in self.must_fuse:
+            if not any(name.startswith(beginning) for name in self._layouts):
+                raise UsageError(
+                    f"must_fuse={list(self.must_fuse)!r}: no layout of {self.subject.name} begins with {beginning!r}; "
+                    f"its layouts are {', '.join(self._layouts)}"
+                )
+        known = {*self._layouts, *self._dtypes, *self.sizes}
+        for name in self.may_decline:
+            if name not in known:
+                raise UsageError(
+                    f"may_decline={self.may_decline!r}: {self.subject.name} has no layout, dtype or size {name!r}; "
+                    f"it has {', '.join(sorted(known))}"
+                )
+
+    def cells(self) -> tuple[Cell, ...]:
+        """The cells, in the order of their ids, the base first: the same on every machine.
+
+        Nothing is asked of any device, so that all workers of a parallel run collect the same.
+        """
+        axes = {
+            "layout": tuple(self._layouts),
+            "dtype": tuple(self._dtypes),
+            "size": tuple(self.sizes),
+            **axis_values(),
+        }
+        if self.subject.fusion is None:
+            axes["lifecycle"] = tuple(name for name, lifecycle in LIFECYCLES.items() if lifecycle.foreign)
+        if self.inputs.factory is not None:
+            axes["data"] = axes["data"][:1]
+        base_size = axes["size"][0]
+        points = expand(axes, unpaired=self._unpaired())
+        cells = {
+            cell.id: cell
+            for cell in (Cell(subject=self.subject.name, base_size=base_size, **point) for point in points)
+            if self._exists(cell)
+        }
+        return tuple(sorted(cells.values(), key=lambda cell: (bool(cell.away), cell.id)))
+
+    def _unpaired(self) -> frozenset[str]:
+        return frozenset(name for name, size in self.sizes.items() if size.elements >= LARGE_ELEMENTS)
+
+    def _exists(self, cell: Cell) -> bool:
+        """Whether the layout can hold this data: the special kinds are drawn for the specified shapes."""
+        return cell.data == "normal" or self._layouts[cell.layout].keeps_shape
+
+    def must_launch(self, cell: Cell) -> bool:
+        """Whether this cell has to launch, whatever ``declines`` says."""
+        return self._covered(cell) and self._declared_reason(cell) is None
+
+    def _covered(self, cell: Cell) -> bool:
+        return (
+            set(cell.away) <= _PLAIN
+            and cell.dtype in _LAUNCHABLE
+            and any(cell.layout.startswith(beginning) for beginning in self.must_fuse)
+        )
+
+    def _declared_reason(self, cell: Cell) -> str | None:
+        names = (cell.layout, cell.dtype, cell.size)
+        return next((self.may_decline[name] for name in names if name in self.may_decline), None)
+
+    def prepare(self, cell: Cell, device: Selected) -> PreparedCell:
+        """Make the operands of a cell's first call, and work out what has to come of them.
+
+        Raises
+        ------
+        NotRun
+            This machine lacks what the cell needs, which the text names.
+        """
+        mode, placement = MODES[cell.mode], DEVICES[cell.device]
+        if device.kind == "host" and mode.needs_gpu:
+            raise NotRun("needs a GPU")
+        where = placement.device(device)
+        elements = self.sizes[cell.size].elements
+        if elements >= HUGE_ELEMENTS:
+            if where.type == "cpu":
+                raise NotRun(f"needs a GPU: {elements:,} elements")
+            check_memory(where, elements, self._dtypes[cell.dtype].main.itemsize)
+        subject = self._running(cell, device)
+        prepared = PreparedCell(
+            Recipe(
+                cell=cell,
+                subject=subject,
+                mode=mode,
+                lifecycle=LIFECYCLES[cell.lifecycle],
+                device=where,
+                draw=lambda call: placement.placed(self._arguments(cell, call, where)),
+                must_launch=self.must_launch(cell),
+                may_decline=self._declared_reason(cell) if self._covered(cell) else None,
+            )
+        )
+        if device.kind == "host" and prepared.reason == "cpu" and cell.device != "cpu":
+            raise NotRun(f"{subject.name} declines cpu and has no host build")
+        return prepared
+
+    def _running(self, cell: Cell, device: Selected) -> Subject:
+        """The host build on the host; the device's own on a GPU, and where a cell is about CPU tensors."""
+        fusion = self.subject.fusion
+        if device.kind == "cuda" or cell.device == "cpu" or fusion is None or fusion.host is None:
+            return self.subject
+        return Subject.of(fusion.host)
+
+    def _arguments(self, cell: Cell, call: int, where: torch.device) -> tuple[Any, ...]:
+        size, plan, layout = self.sizes[cell.size], self._dtypes[cell.dtype], self._layouts[cell.layout]
+        if self.inputs.factory is not None:
+            generator = generator_for(cell.id, call)
+            return tuple(self.inputs.factory(dict(size.extents), plan.main, where, generator))
+        values = self._values(cell, call, layout)
+        if layout.constant:
+            first = self._values(cell, 0, layout)
+            values |= {name: first[name] for name in layout.constant}
+        placed = layout.place(self.inputs, {name: value.to(where) for name, value in values.items()})
+        return self.inputs.positional(placed)
+
+    def _values(self, cell: Cell, call: int, layout: Layout) -> dict[str, torch.Tensor]:
+        draw = Draw(
+            inputs=self.inputs,
+            shapes=layout.shapes(self.inputs, self.sizes[cell.size]),
+            dtypes=self._dtypes[cell.dtype].assign(self.inputs),
+            reference=self.subject.reference,
+            call=call,
+            generator=generator_for(cell.id, call),
+        )
+        return DATA[cell.data].draw(draw)
