@@ -1,0 +1,127 @@
+"""Path tables: the committed path and reason of every cell, by subject and platform.
+
+Expected paths that came from ``declines`` alone would turn green whatever it refuses. The table is the second opinion:
+a cell whose path changes fails until a person has looked at the difference and recorded it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from fusiongate import _atomic
+from fusiongate.errors import SnapshotError, UsageError
+from fusiongate.matrix.cells import CellResult
+
+__all__ = ["PathTable"]
+
+_RECORD = "run it again with --snapshot-update to record the table, and review the difference before committing it"
+
+
+@dataclass(frozen=True, slots=True)
+class PathTable:
+    """Path and reason of each cell of one subject on one platform."""
+
+    subject: str
+    """The subject's name."""
+    sources: str
+    """The hash of the kernel sources that the table was made from; empty for a subject without sources of its own."""
+    paths: Mapping[str, tuple[str, str]] = field(hash=False)
+    """The path and the reason of each cell, by its id."""
+
+    @classmethod
+    def of(cls, subject: str, sources: str, results: Iterable[CellResult]) -> PathTable:
+        """A table of what came of a run; cells that were not run have no row.
+
+        Raises
+        ------
+        UsageError
+            A result is another subject's.
+        """
+        paths = {}
+        for result in results:
+            if result.cell.subject != subject:
+                raise UsageError(
+                    f"the path table of {subject} was given a result of {result.cell.subject}; make one table each"
+                )
+            if result.outcome != "not run":
+                paths[result.cell.id] = _row(result)
+        return cls(subject, sources, paths)
+
+    @staticmethod
+    def location(root: Path, platform: str, subject: str) -> Path:
+        """Where a table stands under the snapshots' root.
+
+        Path decisions on a CPU don't depend on its vector ISA, so that every CPU shares the folder ``cpu``.
+        """
+        folder = "cpu" if platform.startswith("cpu-") else platform
+        return root / folder / "paths" / f"{subject}.json"
+
+    @classmethod
+    def load(cls, path: Path) -> PathTable:
+        """Read a table.
+
+        Raises
+        ------
+        SnapshotError
+            There is none, or it cannot be read.
+        """
+        try:
+            text = path.read_text(encoding="utf-8")
+        except FileNotFoundError as error:
+            raise SnapshotError(f"{path}: there is no path table; {_RECORD}") from error
+        try:
+            data = json.loads(text)
+            paths = {cell: (taken, reason) for cell, (taken, reason) in data["paths"].items()}
+            return cls(data["subject"], data["sources"], paths)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise SnapshotError(f"{path}: the path table is damaged ({error!r}); {_RECORD}") from error
+
+    def save(self, path: Path) -> None:
+        """Write the table whole or not at all, one cell a line and sorted, so that a change reads well in a diff."""
+        rows = ",\n".join(
+            f"    {json.dumps(cell)}: {json.dumps(list(row))}" for cell, row in sorted(self.paths.items())
+        )
+        head = f'"subject": {json.dumps(self.subject)},\n  "sources": {json.dumps(self.sources)}'
+        _atomic.write_text(path, f'{{\n  {head},\n  "paths": {{\n{rows}\n  }}\n}}\n')
+
+    def updated(self, newer: PathTable) -> PathTable:
+        """This table with the rows of a newer one; rows that the newer run did not reach stay.
+
+        Raises
+        ------
+        UsageError
+            The newer one is another subject's.
+        """
+        if newer.subject != self.subject:
+            raise UsageError(f"the path table of {self.subject} cannot take rows of {newer.subject}")
+        return PathTable(self.subject, newer.sources, {**self.paths, **newer.paths})
+
+    def difference(self, result: CellResult) -> str | None:
+        """What one result changes, in words; None if it is as recorded."""
+        recorded, now = self.paths.get(result.cell.id), _row(result)
+        if result.outcome == "not run" or recorded == now:
+            return None
+        return f"{result.cell.id}: {_told(recorded)} → {_told(now)}"
+
+    def compare(self, newer: PathTable) -> list[str]:
+        """What differs from this table to a newer one, a line a cell, by the cell's id.
+
+        A cell without a row on one side is a difference too: a cell that vanished tests nothing any more.
+        """
+        cells = sorted({*self.paths, *newer.paths})
+        return [
+            f"{cell}: {_told(self.paths.get(cell))} → {_told(newer.paths.get(cell))}"
+            for cell in cells
+            if self.paths.get(cell) != newer.paths.get(cell)
+        ]
+
+
+def _row(result: CellResult) -> tuple[str, str]:
+    return ("reference" if result.outcome == "refused" else result.outcome), result.reason
+
+
+def _told(row: tuple[str, str] | None) -> str:
+    return "no row" if row is None else f"{row[0]} ({row[1]})"
