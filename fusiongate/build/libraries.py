@@ -8,6 +8,7 @@ import importlib.metadata
 import json
 import logging
 import os
+import shutil
 import tempfile
 import threading
 import time
@@ -180,8 +181,12 @@ def _build(source: Source, target: Target) -> tuple[Entry, Manifest, bool]:
             return entry, manifest, False
         if entry.library.exists():
             _log.warning("fusiongate: the cached library %s is damaged and is built again", entry.library)
+        prefix = f".building-{entry.folder.name}-"
+        # Whoever holds the lock is the only builder: such a folder was left by a process that was killed.
+        for leftover in folder.glob(f"{prefix}*"):
+            shutil.rmtree(leftover, ignore_errors=True)
         started = time.perf_counter()
-        with disk_errors(folder), tempfile.TemporaryDirectory(dir=folder, prefix=".building-") as scratch:
+        with disk_errors(folder), tempfile.TemporaryDirectory(dir=folder, prefix=prefix) as scratch:
             _log.info("fusiongate: compiling %s for %s", source.name, target)
             compiled = compile_library(source, target, compiler, Path(scratch))
             manifest = Manifest(

@@ -154,6 +154,19 @@ def test_compile_error_tells_the_compilers_line_once(tmp_path: Path, caplog: pyt
     assert [path.suffix for path in cache_folder().iterdir()] == [".lock"]
 
 
+def test_what_a_killed_build_left_is_removed_by_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def die_halfway(source: Source, target: Target, compiler: object, folder: Path) -> Path:
+        shutil.copytree(folder, folder.with_name(f"{folder.name}-left"))
+        raise BuildError("killed")
+
+    monkeypatch.setattr(libraries, "compile_library", die_halfway)
+    for _ in range(2):
+        forget()
+        with pytest.raises(BuildError, match="killed"):
+            library(write_tiny(tmp_path), HOST)
+        assert len(list(cache_folder().glob(".building-*"))) == 1
+
+
 def test_compilation_that_takes_too_long_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fusiongate.build.compiling.COMPILE_TIMEOUT_S", 0.05)
     with pytest.raises(BuildError, match="did not compile within"):
