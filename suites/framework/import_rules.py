@@ -8,7 +8,7 @@ from pathlib import Path
 
 LAYERS = (
     ("errors",),
-    ("_atomic", "platforms"),
+    ("_atomic", "platforms", "switches"),
     (
         "bits",
         "contracts",
