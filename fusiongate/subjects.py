@@ -174,9 +174,11 @@ def _places(subject: str, fused: str | Launcher) -> list[tuple[Any, str]]:
     """Every owner and attribute under which a launcher is looked up."""
     if isinstance(fused, str):
         return [_named(subject, fused)]
+    # Anything may stand there: None blocks an import, and lazy modules are objects of their own.
+    modules: list[Any] = list(sys.modules.values())
     places = [
         (module, name)
-        for module in list(sys.modules.values())
+        for module in modules
         if isinstance(module, types.ModuleType)
         for name, value in list(vars(module).items())
         if value is fused

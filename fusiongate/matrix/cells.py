@@ -54,7 +54,7 @@ class Selected:
         """The device that operands are made on."""
         import torch
 
-        return torch.device("cpu") if self.kind == "host" else torch.device("cuda", self.index)
+        return torch.device("cpu") if self.index is None else torch.device("cuda", self.index)
 
 
 @dataclass(frozen=True, slots=True)

@@ -122,6 +122,9 @@ def _with_gradient(function: Function, _device: torch.device) -> Function:
 class _PassThrough(TorchDispatchMode):
     """A dispatch mode that changes nothing: any could be recording what runs."""
 
+    def __init__(self) -> None:
+        super().__init__()
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return func(*args, **(kwargs or {}))
 
@@ -149,7 +152,7 @@ def _captured_cold(function: Function, _device: torch.device) -> Function:
     def called(*arguments: Any) -> torch.Tensor:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            result = function(*arguments)
+            result: torch.Tensor = function(*arguments)
         graph.replay()
         return result.clone()
 
