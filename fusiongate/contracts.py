@@ -38,8 +38,9 @@ class Ulp:
     to the output's; without it they are ``|expected|``."""
 
     def __post_init__(self) -> None:
-        if isinstance(self.n, bool) or not isinstance(self.n, (int, float)) or not 0 <= self.n < math.inf:
-            raise UsageError(f"Ulp(n={self.n!r}): n is a finite number of ULPs, 0 or more")
+        n: object = self.n
+        if isinstance(n, bool) or not isinstance(n, (int, float)) or not 0 <= n < math.inf:
+            raise UsageError(f"Ulp(n={n!r}): n is a finite number of ULPs, 0 or more")
         if self.scale is not None and not callable(self.scale):
             raise UsageError(
                 f"Ulp(scale={self.scale!r}): scale is a callable scale(*args, expected) that returns the magnitudes"

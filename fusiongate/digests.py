@@ -130,7 +130,7 @@ def _copied(chunks: Iterator[Tensor], device: torch.device) -> Iterator[Tensor]:
             dense = chunk.resolve_conj().resolve_neg().contiguous()
             landed = buffers[number % 2][: dense.nbytes].view(dense.dtype).view(dense.shape)
             landed.copy_(dense, non_blocking=True)
-            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            event = torch.cuda.Event()
             event.record()
             if pending is not None:
                 pending[1].synchronize()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -35,7 +36,8 @@ _SILENT = {
         "permute",
         "reshape",
     ),
-    *("reshape", "squeeze", "t", "transpose", "unsqueeze", "view", "_reshape_alias", "_unsafe_view"),
+    *("reshape", "split", "split_with_sizes", "squeeze", "t", "transpose", "unbind", "unsqueeze"),
+    *("unsafe_split", "view", "_reshape_alias", "_unsafe_view"),
 }
 
 _LONGEST = 100
@@ -61,6 +63,19 @@ def shortened(text: str) -> str:
         return text
     half = (_LONGEST - 3) // 2
     return f"{text[:half]} … {text[-half:]}"
+
+
+def _indexed(source: Expression, name: str, dimension: int = 0, *bounds: int | None) -> Expression:
+    """A selected place or range along one dimension; the whole of it is not worth a word."""
+    if name == "select":
+        index = str(bounds[0])
+    else:
+        start, stop, step = [*bounds, None, None, None][:3]
+        index = f"{start or ''}:{'' if stop is None or stop == sys.maxsize else stop}" + (f":{step}" if step else "")
+    if index == ":":
+        return source
+    before = "..., " if dimension < 0 else ":, " * dimension
+    return Expression(f"{source.in_brackets()}[{before}{index}]", ATOM)
 
 
 def expression_of(
@@ -91,8 +106,8 @@ def expression_of(
             return shown(args[0])
         suffix = ".float()" if dtype == torch.float32 else f".to({str(dtype).removeprefix('torch.')})"
         return Expression(shown(args[0]).in_brackets() + suffix, ATOM)
-    if name in {"select", "slice"} and len(args) > 1:
-        return Expression(f"{shown(args[0]).in_brackets()}[{', '.join(shown(a).text for a in args[1:])}]", ATOM)
+    if name in {"select", "slice"}:
+        return _indexed(shown(args[0]), name, *args[1:])
     if name == "neg":
         return Expression("-" + shown(args[0]).in_brackets(_SIGN), _SIGN)
     left, right = (args[1], args[0]) if name == "rsub" else (args[0], args[1] if len(args) > 1 else None)

@@ -16,7 +16,7 @@ from torch import Tensor
 from .bits import as_real, dtype_name, unequal_bits
 from .expressions import shortened
 from .operands import operand_variants
-from .recordings import NotReplayable, Program, parameter_names, record
+from .recordings import Program, parameter_names, record
 from .replay import replay
 from .roundings import rounding_variants
 from .tallies import Tally
@@ -116,7 +116,8 @@ def _place(tally: Tally) -> str | None:
     if tally.mismatched > 1 and (tail := _tail(tally)):
         return f"only the tail differs{tail}: it looks unwritten, or computed by another path"
     column = tally.first_column
-    if column and tally.mismatched == (tally.total // tally.row) * (tally.row - column) > 1:
+    in_tail = (tally.total // tally.row) * (tally.row - column) if column else 0
+    if column and in_tail > 1 and tally.mismatched >= _REPRODUCED * in_tail:
         return f"only the last {tally.row - column} of each row's {tally.row:,} elements differ: the row's tail"
     return None
 
@@ -126,7 +127,7 @@ def _neutral(tally: Tally, program: Program | None) -> str | None:
     if tally.mismatched < 2 or tally.max_ulp > 2 or tally.nan_lost or tally.nan_spread:
         return None
     if program is None:
-        return "last-bit differences only: a rounding or the order of a reduction; reference= and args= would tell"
+        return "last-bit differences only: a rounding, or the order of a reduction"
     sums = next((step for step in program.steps if step.sums), None)
     if sums is None:
         return "last-bit differences that no single rounding of the reference explains"
@@ -188,15 +189,9 @@ def _replayed(
     floats = [a for a in args if isinstance(a, float)]
     numbers = {a: n for n, a in zip(names, args, strict=True) if isinstance(a, float) and floats.count(a) == 1}
     for sample in _samples(tally, actual, expected, args):
-        try:
-            program: Program | None = record(reference, sample.args, numbers)
-        except NotReplayable as error:
-            _LOGGER.debug("no rounding hint: %s", error)
-            program = None
-        again = program.values[program.output] if program else reference(*sample.args)
-        if not _same(again, sample.expected):
-            continue
-        return _explained(program, reference, names, sample), program
+        program = record(reference, sample.args, numbers)
+        if _same(program.values[program.output], sample.expected):
+            return _explained(program, reference, names, sample), program
     return None, None
 
 
@@ -225,17 +220,14 @@ class _Matcher:
         return 1 - missed / self.number, new / self.number
 
 
-def _explained(
-    program: Program | None, reference: Callable[..., Tensor], names: Sequence[str], sample: _Sample
-) -> str | None:
+def _explained(program: Program, reference: Callable[..., Tensor], names: Sequence[str], sample: _Sample) -> str | None:
     matcher = _Matcher(sample)
     partial: str | None = None
     close: list[tuple[float, str]] = []
     perfect: list[str] = []
-    for variant in rounding_variants(program) if program else ():
+    for variant in rounding_variants(program):
         if perfect and not variant.single:
             break
-        assert program is not None
         reproduced, new = matcher.match(replay(program, variant.roundings))
         if reproduced == 1 and new == 0:
             perfect.append(variant.sentence)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import importlib.metadata
-import platform as host
+import platform
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -45,7 +45,7 @@ def platform_of(device: torch.device | str | int | None = None) -> str:
 
     chosen = _device(device)
     if chosen.type == "cpu":
-        machine = host.machine().lower()
+        machine = platform.machine().lower()
         capability = torch.backends.cpu.get_cpu_capability().lower()
         isa = "default" if capability in {"default", "no avx"} else capability.replace(" ", "-")
         return f"cpu-{_MACHINES.get(machine, machine)}-{isa}"
@@ -177,7 +177,7 @@ def environment(device: torch.device | str | int | None = None) -> Environment:
         torch=str(torch.__version__),
         runtime=runtime if on_gpu else None,
         driver=_driver(bool(torch.version.hip)) if on_gpu else None,
-        python=host.python_version(),
+        python=platform.python_version(),
         threads=torch.get_num_threads(),
         libraries=dict(_libraries()),
         switches=switches(),
@@ -192,7 +192,7 @@ def _cpu_name() -> str:
                 return line.partition(":")[2].strip()
     except OSError:
         pass
-    return host.processor() or host.machine()
+    return platform.processor() or platform.machine()
 
 
 @functools.cache
@@ -214,7 +214,7 @@ def _driver(amd: bool) -> str | None:
         except OSError:
             return None
     try:
-        import pynvml  # type: ignore[import-untyped, import-not-found, unused-ignore]
+        import pynvml
 
         pynvml.nvmlInit()
         try:

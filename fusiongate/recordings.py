@@ -120,9 +120,9 @@ def parameter_names(reference: Callable[..., Any], number: int) -> list[str]:
     return names[:number]
 
 
-class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call, misc, unused-ignore]
+class _Recorder(TorchDispatchMode):
     def __init__(self, program: Program, captured: Mapping[int, str], numbers: Mapping[float, str]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call, unused-ignore]
+        super().__init__()  # type: ignore[no-untyped-call]
         self.program = program
         self.known: dict[int, int] = {}
         self.captured = captured

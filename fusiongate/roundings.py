@@ -80,10 +80,10 @@ def rounding_variants(program: Program) -> Iterator[Variant]:
             f"{_named(program, position)} is rounded with ties away from zero, not to even",
             True,
         )
-    yield from _narrowed(program, steps)
     yield Variant(
         dict.fromkeys(steps, Rounding.FLUSHED), "subnormal results are flushed to zero before they are used", False
     )
+    yield from _narrowed(program, steps)
 
 
 def _several(program: Program, inner: list[int], steps: list[int]) -> Iterator[Variant]:

@@ -130,7 +130,7 @@ def compare(
     assert isinstance(actual, Tensor)
     with torch.no_grad():
         first, second = as_real(actual), as_real(expected)
-        if not _any_unequal(first, second, _raw_unequal):
+        if not _any_unequal(first, second, _raw_unequal, _BITS_SLAB):
             return Verdict(True, "equal", contract, second.numel())
         magnitude = magnitude_of(contract, args, expected)
         tally = count(first, second, outside_of(first, second, contract, magnitude), _usable(poison, first))
@@ -199,9 +199,7 @@ def _raw_unequal(actual: Tensor, expected: Tensor) -> Tensor:
     return integer_view(actual) != integer_view(expected)
 
 
-def _any_unequal(
-    actual: Tensor, expected: Tensor, unequal: Callable[[Tensor, Tensor], Tensor], limit: int = _BITS_SLAB
-) -> Tensor:
+def _any_unequal(actual: Tensor, expected: Tensor, unequal: Callable[[Tensor, Tensor], Tensor], limit: int) -> Tensor:
     flags = [unequal(actual[index], expected[index]).any() for _, index in slabs(expected.shape, limit)]
     return flags[0] if len(flags) == 1 else torch.stack(flags).any()
 

@@ -1,0 +1,211 @@
+"""Platform keys come from vendor and arch, and environments say in words what differs."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import platform
+import subprocess
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from fusiongate import switches
+from fusiongate.errors import UsageError
+from fusiongate.platforms import Environment, environment, platform_of
+
+
+def made(**changes: Any) -> Environment:
+    """An environment of a GPU machine that is not this one."""
+    known = Environment(
+        platform="cuda-sm_90",
+        device_name="NVIDIA H200",
+        torch="2.11.0+cu130",
+        runtime="cuda 13.0",
+        driver="580.1",
+        python="3.12.3",
+        threads=8,
+        libraries={"triton": "3.6.0"},
+        switches={"cudnn.benchmark": "off"},
+    )
+    return dataclasses.replace(known, **changes)
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """Properties of the one GPU that torch then reports, for tests to fill in."""
+    properties = SimpleNamespace(major=9, minor=0, gcnArchName="")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
+    monkeypatch.setattr(torch.version, "hip", None)
+    return properties
+
+
+@pytest.mark.usefixtures("gpu")
+def test_nvidia_is_keyed_by_its_capability() -> None:
+    assert platform_of("cuda:0") == "cuda-sm_90"
+
+
+@pytest.mark.parametrize("arch", ["gfx942:sramecc+:xnack-", "gfx942"])
+def test_amd_is_keyed_by_its_arch_although_its_capability_reads_like_hopper(
+    gpu: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, arch: str
+) -> None:
+    monkeypatch.setattr(torch.version, "hip", "6.4.1")
+    gpu.gcnArchName = arch
+    gpu.minor = 4
+
+    assert platform_of("cuda") == "rocm-gfx942"
+
+
+@pytest.mark.usefixtures("gpu")
+def test_without_a_device_the_gpu_is_meant() -> None:
+    assert platform_of() == platform_of("cuda")
+
+
+@pytest.mark.parametrize(
+    ("machine", "capability", "key"),
+    [
+        ("x86_64", "AVX512", "cpu-x86_64-avx512"),
+        ("AMD64", "AVX2", "cpu-x86_64-avx2"),
+        ("x86_64", "NO AVX", "cpu-x86_64-default"),
+        ("arm64", "DEFAULT", "cpu-aarch64-default"),
+        ("aarch64", "SVE256", "cpu-aarch64-sve256"),
+    ],
+)
+def test_a_cpu_is_keyed_by_machine_and_vector_isa(
+    monkeypatch: pytest.MonkeyPatch, machine: str, capability: str, key: str
+) -> None:
+    monkeypatch.setattr(platform, "machine", lambda: machine)
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+
+    assert platform_of("cpu") == key
+
+
+@pytest.mark.parametrize(
+    ("device", "message"),
+    [
+        ("gpu please", "'gpu please' is no device: expected cpu, cuda or cuda:<number>"),
+        ("meta", "meta has no platform: expected a CPU, CUDA or ROCm device"),
+        ("cuda:7", "cuda:7 is not here: this process sees 1 GPUs"),
+    ],
+)
+@pytest.mark.usefixtures("gpu")
+def test_a_device_that_is_not_here_is_one_clear_line(device: str, message: str) -> None:
+    with pytest.raises(UsageError) as raised:
+        platform_of(device)
+
+    assert str(raised.value) == message
+
+
+def test_this_machine_has_an_environment() -> None:
+    here = environment("cpu")
+
+    assert here.platform == platform_of("cpu")
+    assert here.torch == str(torch.__version__)
+    assert here.threads == torch.get_num_threads()
+    assert (here.runtime, here.driver) == (None, None)
+    assert here.device_name
+
+
+def test_an_environment_does_not_differ_from_itself() -> None:
+    assert made().diff(made()) == []
+
+
+def test_differences_are_told_in_words_in_both_directions() -> None:
+    other = made(
+        torch="2.12.0+cu130",
+        driver=None,
+        device_name="NVIDIA H100",
+        libraries={"diffusers": "0.37.0"},
+        switches={"cudnn.benchmark": "on"},
+    )
+
+    assert made().diff(other) == [
+        "device name NVIDIA H200 → NVIDIA H100",
+        "torch 2.11.0+cu130 → 2.12.0+cu130",
+        "driver 580.1 → none",
+        "diffusers not installed → 0.37.0",
+        "triton 3.6.0 → not installed",
+        "cudnn.benchmark off → on",
+    ]
+    assert other.diff(made())[1] == "torch 2.12.0+cu130 → 2.11.0+cu130"
+
+
+@pytest.mark.parametrize("changes", [{f.name: "another"} for f in dataclasses.fields(Environment)[:6]])
+def test_every_field_is_looked_at(changes: dict[str, str]) -> None:
+    assert len(made().diff(made(**changes))) == 1
+
+
+@pytest.mark.parametrize("variable", switches.VARIABLES)
+def test_a_variable_that_moves_bits_is_recorded(monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
+    monkeypatch.delenv(variable, raising=False)
+    before = environment("cpu")
+    monkeypatch.setenv(variable, "changed")
+
+    assert before.diff(environment("cpu")) == [f"{variable} unset → changed"]
+
+
+def test_settings_of_torch_are_recorded() -> None:
+    before = environment("cpu")
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert before.diff(environment("cpu")) == ["deterministic_algorithms off → on"]
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def test_flushing_of_subnormals_is_seen_although_torch_cannot_tell_it() -> None:
+    before = environment("cpu")
+    if not torch.set_flush_denormal(True):
+        pytest.skip("this CPU cannot flush subnormal numbers")
+    try:
+        assert before.diff(environment("cpu")) == ["flush_denormal off → on"]
+    finally:
+        torch.set_flush_denormal(False)
+
+
+@pytest.mark.parametrize("known", [made(), made(runtime=None, driver=None, libraries={}, switches={})])
+def test_an_environment_survives_json(known: Environment) -> None:
+    assert Environment.from_json(json.loads(json.dumps(known.to_json()))) == known
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"threads": "8"}, "environment record: threads is '8', expected a positive number"),
+        ({"threads": True}, "environment record: threads is True, expected a positive number"),
+        ({"platform": ""}, "environment record: platform is '', expected a string"),
+        ({"driver": 580}, "environment record: driver is 580, expected a string or null"),
+        ({"libraries": {"triton": 3}}, "environment record: libraries is {'triton': 3}, expected an object of strings"),
+        ({"switches": []}, "environment record: switches is [], expected an object of strings"),
+        ({"colour": "red"}, "environment record: unknown colour; it is from another version"),
+    ],
+)
+def test_a_damaged_record_names_its_field(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError) as raised:
+        Environment.from_json(made().to_json() | changes)
+
+    assert str(raised.value) == message
+
+
+def test_a_record_that_is_none_or_lacks_a_field_is_refused() -> None:
+    record = made().to_json()
+    del record["torch"], record["driver"]
+
+    with pytest.raises(UsageError, match=r"^environment record: driver, torch missing; record it again$"):
+        Environment.from_json(record)
+    with pytest.raises(UsageError, match=r"^environment record: expected an object, got list$"):
+        Environment.from_json([])
+
+
+def test_the_module_loads_without_torch() -> None:
+    """The command line imports it before it knows whether torch is wanted."""
+    code = "import sys, fusiongate.platforms, fusiongate.errors; print('torch' in sys.modules)"
+
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert told.stdout == "False\n"
