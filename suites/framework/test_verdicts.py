@@ -401,3 +401,23 @@ def test_the_whole_story_of_a_mismatch() -> None:
 )
 def test_the_whole_story_of_an_agreement(verdict: Verdict, text: str) -> None:
     assert str(verdict) == text
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="not run: there is no GPU")
+@pytest.mark.parametrize("contract", [Exact(), Ulp(1), Ulp(1, scale=torch.abs)])
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_a_gpu_gives_the_same_verdict_and_recheck_never_waits(dtype: torch.dtype, contract: Contract) -> None:
+    expected = filled(7, 11, 64, dtype=dtype)
+    actual = expected.clone()
+    actual[1, 4, :9] = stepped(expected[1, 4, :9], 3)
+    moved = actual.cuda(), expected.cuda()
+
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        differ = bits_differ(*moved, contract, ())
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+    assert differ
+    on_cpu, on_gpu = compare(actual, expected, contract), compare(*moved, contract)
+    assert (on_gpu.first_index, on_gpu.ulp_histogram) == (on_cpu.first_index, on_cpu.ulp_histogram)
