@@ -1,8 +1,14 @@
-"""The module that pytest's entry point names, so that no package attribute is touched when pytest loads it."""
+"""The module that pytest's entry point names, so that no package attribute is touched when pytest loads it.
 
-import pytest
+Each module of the plugin is listed here once; none imports torch before a fixture or an option asks for it.
+"""
 
-
-def pytest_addoption(parser: pytest.Parser) -> None:
-    """Open the option group that fusiongate's options stand in."""
-    parser.getgroup("fusiongate", "fused kernels against their reference")
+pytest_plugins = (
+    "fusiongate.plugin.options",
+    "fusiongate.plugin.device",
+    "fusiongate.plugin.rows",
+    "fusiongate.plugin.recorder",
+    "fusiongate.plugin.pinning",
+    "fusiongate.plugin.summary",
+    "fusiongate.plugin.github",
+)

@@ -1,0 +1,65 @@
+"""What is wrong with a run although each of its tests may have passed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from typing import Any
+
+__all__ = ["cell_name", "shortened", "unlaunched", "unreported"]
+
+_NAMES = 5
+
+
+def cell_name(cell: Mapping[str, Any]) -> str:
+    """Give a cell's name as summaries write it: ``subject[id]``."""
+    return f"{cell['subject']}[{cell['id']}]"
+
+
+def shortened(names: Iterable[str], limit: int = _NAMES) -> str:
+    """List ``names`` in order, the first ``limit`` of them in full."""
+    ordered = sorted(names)
+    rest = len(ordered) - limit
+    return ", ".join(ordered[:limit]) + (f", and {rest} more" if rest > 0 else "")
+
+
+def unlaunched(cells: Sequence[Mapping[str, Any]], *, require_fused: bool) -> list[str]:
+    """Complain of a run that was to launch kernels and launched none, and of each cell that had to launch and did not.
+
+    Parameters
+    ----------
+    cells
+        The payloads of the run's cell rows.
+    require_fused
+        Whether every must-fuse cell has to have launched, those that were not run among them.
+    """
+    complaints = []
+    # A cell that failed half-way tells by its own failure why; whether it launched is not known.
+    known = [cell for cell in cells if cell["outcome"] not in ("not run", "unchecked") and cell["launches"] is not None]
+    due = [cell for cell in known if cell["must_fuse"] or cell["expected"] == "fused"]
+    if due and not any(cell["launches"] for cell in known):
+        complaints.append(
+            f"no kernel was launched, and {_count(due)} had to launch one: {shortened(map(cell_name, due))}; "
+            f"is FUSIONGATE_DISABLE set, or a declines too strict?"
+        )
+    if require_fused:
+        idle = [cell for cell in cells if cell["must_fuse"] and not cell["launches"]]
+        if idle:
+            complaints.append(
+                f"--fusiongate-require-fused: {_count(idle)} must fuse and launched nothing: "
+                f"{shortened(map(cell_name, idle))}"
+            )
+    return complaints
+
+
+def unreported(collected: AbstractSet[str], reported: AbstractSet[str]) -> list[str]:
+    """Complain of tests that were collected and never reported, as after a worker that died without a word."""
+    silent = collected - reported
+    if not silent:
+        return []
+    tests, them = ("1 test was", "it") if len(silent) == 1 else (f"{len(silent)} tests were", "them")
+    return [f"{tests} collected and never reported, so nothing is known of {them}: {shortened(silent)}"]
+
+
+def _count(cells: Sequence[object]) -> str:
+    return "1 cell" if len(cells) == 1 else f"{len(cells)} cells"

@@ -1,0 +1,128 @@
+"""The controller's side: what the reports bring is kept, appended to the ledger, and judged at the end of the run."""
+
+from __future__ import annotations
+
+import datetime as dt
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from fusiongate import _atomic, ledger
+from fusiongate.errors import LedgerError, SnapshotError
+from fusiongate.plugin import judgement
+from fusiongate.plugin.options import is_worker, options
+from fusiongate.plugin.paths import record_tables
+from fusiongate.plugin.rows import observations
+
+__all__ = ["RECORDER", "Failure", "Recorder"]
+
+FOLDER: Final = ".fusiongate"
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A failed test that had something to say about fused kernels."""
+
+    test: str
+    """Its node id."""
+
+    path: str
+    """Its file, relative to the root."""
+
+    line: int
+    """Its line, counted from one."""
+
+    message: str
+    """What went wrong."""
+
+
+class Recorder:
+    """Everything that the controller knows of a run; a worker of pytest-xdist has none."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        now = dt.datetime.now(dt.UTC)
+        run = f"{now:%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}"
+        self._default = options(config).ledger is None
+        path = options(config).ledger or config.rootpath / FOLDER / f"ledger-{run}.jsonl"
+        self.config = config
+        self.writer = ledger.Writer(path, run)
+        self.cells: list[Mapping[str, Any]] = []
+        self.environments: dict[str, Mapping[str, Any]] = {}
+        self.failures: list[Failure] = []
+        self.complaints: list[str] = []
+        self.tables: dict[Path, int] = {}
+        self._collected: set[str] = set()
+        self._reported: set[str] = set()
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        """Note which tests have to report, in a run without workers."""
+        self._collected.update(item.nodeid for item in session.items)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_node_collection_finished(self, ids: Sequence[str]) -> None:
+        """Note which tests have to report, in a run with workers."""
+        self._collected.update(ids)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Append what a report brings, at once: a run that is killed later keeps it."""
+        self._reported.add(report.nodeid)
+        brought = observations(report)
+        for observation in brought:
+            if observation.kind == "run":
+                if observation.environment in self.environments:
+                    continue
+                self.environments[observation.environment] = observation.payload
+            elif observation.kind == "cell":
+                self.cells.append({**observation.payload, "subject": observation.subject})
+            self._append(observation.kind, observation.subject, observation.environment, observation.payload)
+        if brought and report.failed:
+            path, line, _ = report.location
+            message = next((o.payload["message"] for o in brought if "message" in o.payload), report.longreprtext)
+            self.failures.append(Failure(report.nodeid, path, (line or 0) + 1, message))
+
+    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
+        """Judge the run as a whole, and fail it where every test by itself has passed."""
+        self.writer.close()
+        if self.config.getoption("collectonly"):
+            return
+        finished = exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
+        if finished and not session.shouldfail and not session.shouldstop:
+            self.complaints += judgement.unreported(self._collected, self._reported)
+            try:
+                self.tables = record_tables(self.cells)
+            except SnapshotError as error:
+                self.complaints.append(str(error))
+        self.complaints += judgement.unlaunched(self.cells, require_fused=options(self.config).require_fused)
+        if self.complaints and exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def _append(self, kind: str, subject: str, environment: str, payload: Mapping[str, Any]) -> None:
+        try:
+            if self._default and self.writer.count == 0:
+                _prepare_folder(self.writer.path)
+            self.writer.append(kind, subject, environment, payload)
+        except (LedgerError, OSError) as error:
+            pytest.exit(
+                f"fusiongate: {error}; --fusiongate-ledger=PATH puts the ledger elsewhere",
+                returncode=pytest.ExitCode.USAGE_ERROR,
+            )
+
+
+RECORDER: Final = pytest.StashKey[Recorder]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Begin the record, unless this process reports to another."""
+    if not is_worker(config):
+        config.stash[RECORDER] = Recorder(config)
+        config.pluginmanager.register(config.stash[RECORDER], "fusiongate-recorder")
+
+
+def _prepare_folder(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _atomic.write_text(path.parent / ".gitignore", "# Made by fusiongate: records of runs.\n*\n")
+    _atomic.link(path.parent / "latest.jsonl", path.name)
