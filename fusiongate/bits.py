@@ -87,7 +87,7 @@ def ulp_distance(actual: Tensor, expected: Tensor) -> Tensor:
     """
     first, second = _ordered(actual), _ordered(expected)
     distance = torch.maximum(first, second) - torch.minimum(first, second)
-    return torch.where(distance < 0, _INT64.max, distance)
+    return distance.masked_fill(distance < 0, _INT64.max)
 
 
 def ulp_at(magnitude: Tensor, dtype: torch.dtype) -> Tensor:

@@ -103,5 +103,6 @@ def _ulps(actual: Tensor, expected: Tensor, magnitude: Tensor | None) -> Tensor:
     # A magnitude that is no number measures nothing; the output's own does.
     at = second if magnitude is None else torch.where(magnitude.isnan(), second, magnitude.to(torch.float64))
     distance = (first - second).abs() / ulp_at(at, expected.dtype)
-    distance = torch.where(first.isfinite() & second.isfinite(), distance, math.inf)
-    return torch.where(equal, 0.0, distance)
+    # torch.where would copy its scalar to the device, and wait for that.
+    finite = first.isfinite() & second.isfinite()
+    return distance.masked_fill(~finite, math.inf).masked_fill(equal, 0.0)
