@@ -22,7 +22,7 @@ LAYERS = (
         "verdicts",
         "digests",
     ),
-    ("signatures", "gates"),
+    ("signatures", "gates", "first_sight", "guarded", "probes", "rechecks", "registered"),
     ("fusions", "sites", "build"),
     ("kernels",),
     ("models",),
