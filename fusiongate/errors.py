@@ -13,6 +13,7 @@ __all__ = [
     "PoisonedDevice",
     "ProbeFailed",
     "SnapshotError",
+    "TimingError",
     "UsageError",
 ]
 
@@ -96,6 +97,10 @@ class SnapshotError(FusiongateError):
 
 class LedgerError(FusiongateError):
     """A ledger file is damaged or could not be written."""
+
+
+class TimingError(FusiongateError):
+    """A timing is invalid: no kernel was launched in it, or its output was wrong afterwards."""
 
 
 class EnvironmentMismatch(FusiongateError):
