@@ -113,6 +113,12 @@ class Environment:
                 words.append(f"{name.replace('_', ' ')} {before} → {after}")
         return words
 
+    def summary(self) -> str:
+        """One line for a report or a warning: the platform, the device, and the versions that compute."""
+        libraries = "".join(f", {name} {version}" for name, version in sorted(self.libraries.items()))
+        driver = "" if self.driver is None else f", driver {self.driver}"
+        return f"{self.platform} ({self.device_name}), torch {self.torch}{driver}{libraries}"
+
     def to_json(self) -> dict[str, Any]:
         """The environment as an object that the json module can write."""
         return asdict(self)

@@ -44,7 +44,7 @@ class Verdict:
     ok: bool
     """Whether the contract is kept."""
     reason: str
-    """One of :data:`REASONS`."""
+    """One of :data:`REASONS`; first sight, which sees more than two tensors, adds its own words."""
     contract: Contract
     """What was asked."""
     total: int
@@ -73,7 +73,9 @@ class Verdict:
             return f"equal bit for bit: {self.total:,} elements"
         if self.ok:
             return f"{self.contract}: {self.total:,} elements, at most {self.max_ulp:.4g} ULP apart"
-        if self.first_index is None:
+        if self.first_index is None and not self.expected:
+            lines = [f"{self.reason}: {self.actual}"]
+        elif self.first_index is None:
             lines = [f"{self.reason} differs: got {self.actual}, expected {self.expected}"]
         else:
             share = 100 * self.mismatched / self.total

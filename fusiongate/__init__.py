@@ -1,0 +1,96 @@
+"""Gates, kernels, a test matrix, md5 snapshots and timings for fused kernels in diffusion inference.
+
+Everything public is here and loaded when it is first used: importing fusiongate imports no torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from . import kernels as kernels
+    from .contracts import Exact, Ulp
+    from .digests import digest, md5
+    from .fusions import Fusion, require_fused, warm_up
+    from .gates import After, Decision, Event, Every, Policy, Reason, Sampled, State
+    from .matrix import ADALN
+    from .platforms import Environment, environment
+    from .sites import MountReport, attach, mount, mounted, unmount
+    from .subjects import Subject
+    from .verdicts import Verdict, compare
+
+_HOMES = {
+    "ADALN": "matrix",
+    "After": "gates",
+    "Decision": "gates",
+    "Environment": "platforms",
+    "Event": "gates",
+    "Every": "gates",
+    "Exact": "contracts",
+    "Fusion": "fusions",
+    "MountReport": "sites",
+    "Policy": "gates",
+    "Reason": "gates",
+    "Sampled": "gates",
+    "State": "gates",
+    "Subject": "subjects",
+    "Ulp": "contracts",
+    "Verdict": "verdicts",
+    "attach": "sites",
+    "compare": "verdicts",
+    "digest": "digests",
+    "environment": "platforms",
+    "md5": "digests",
+    "mount": "sites",
+    "mounted": "sites",
+    "require_fused": "fusions",
+    "unmount": "sites",
+    "warm_up": "fusions",
+}
+"""Where each public name lives."""
+
+__all__ = [
+    "ADALN",
+    "After",
+    "Decision",
+    "Environment",
+    "Event",
+    "Every",
+    "Exact",
+    "Fusion",
+    "MountReport",
+    "Policy",
+    "Reason",
+    "Sampled",
+    "State",
+    "Subject",
+    "Ulp",
+    "Verdict",
+    "attach",
+    "compare",
+    "digest",
+    "environment",
+    "kernels",
+    "md5",
+    "mount",
+    "mounted",
+    "require_fused",
+    "unmount",
+    "warm_up",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "kernels":
+        return importlib.import_module(".kernels", __name__)
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f".{home}", __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

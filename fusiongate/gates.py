@@ -1,0 +1,332 @@
+"""The gate: which path a signature takes, why, and what happened to it."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import random
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Literal
+
+from .errors import UsageError
+from .signatures import Signature
+
+__all__ = ["After", "Decision", "Event", "Every", "Gate", "Path", "Policy", "Reason", "Sampled", "Slot", "State", "Tallies"]
+
+log = logging.getLogger("fusiongate")
+
+Path = Literal["fused", "reference"]
+
+
+class Reason(StrEnum):
+    """Why a call took its path: these, and whatever a fusion's ``declines`` returns."""
+
+    VERIFIED = "verified"
+    """The kernel was compared on this signature and kept its contract."""
+    FIRST_SIGHT = "first-sight"
+    """The comparison itself: the caller gets the reference's result."""
+    RECHECK = "recheck"
+    """A verified kernel is being compared again: the caller gets the reference's result."""
+    DISABLED = "disabled"
+    """``FUSIONGATE_DISABLE=1``."""
+    COMPILING = "compiling"
+    """Inside ``torch.compile``."""
+    TRACING = "tracing"
+    """Another tracer or transform, a fake, meta, sparse or lazily negated tensor, or a Tensor subclass."""
+    AUTOGRAD = "autograd"
+    """Gradients are needed."""
+    EMPTY = "empty"
+    """A tensor without elements."""
+    REFUSED = "refused"
+    """The kernel broke its contract, or raised, on this signature."""
+    CAPTURING = "capturing"
+    """Never seen before, and the stream is being captured into a graph: nothing can be compared now."""
+    NO_KERNEL = "no-kernel"
+    """The kernel could not be built."""
+    OUT_OF_MEMORY = "out-of-memory"
+    """There was no memory for the comparison; it is tried again."""
+    CAPACITY = "capacity"
+    """The gate holds as many signatures as its policy allows."""
+    DECLINES_RAISED = "declines-raised"
+    """``declines`` or ``signature`` raised."""
+    UNSUPPORTED_ARGUMENT = "unsupported-argument"
+    """An argument has a type that no signature can hold."""
+
+
+class State(StrEnum):
+    """What is known about a signature."""
+
+    UNSEEN = "unseen"
+    VERIFIED = "verified"
+    REFUSED = "refused"
+
+
+@dataclass(frozen=True, slots=True)
+class Every:
+    """Look again at every n-th fused call of a signature."""
+
+    n: int
+    """Calls from one look to the next."""
+
+    def __post_init__(self) -> None:
+        if type(self.n) is not int or self.n < 1:
+            raise UsageError(f"Every({self.n!r}): expected a whole number of calls, at least 1")
+
+    def due(self, call: int) -> bool:
+        """Whether the call with this number, counted from 1, is one to look at."""
+        return call % self.n == 0
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """Look again at a random share of a signature's fused calls."""
+
+    share: float
+    """Of all calls, 0 to 1."""
+    # A generator of its own: looking again must not move the random state of the program.
+    _random: random.Random = field(default_factory=lambda: random.Random(0), repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.share, bool) or not isinstance(self.share, (int, float)) or not 0 < self.share <= 1:
+            raise UsageError(f"Sampled({self.share!r}): expected a share of the calls, above 0 and at most 1")
+
+    def due(self, call: int) -> bool:
+        """Whether the call is one to look at."""
+        return self._random.random() < self.share
+
+
+@dataclass(frozen=True, slots=True)
+class After:
+    """Give a refused signature another first sight: after some time, some calls, or whichever comes first."""
+
+    seconds: float | None = None
+    """Since it was refused."""
+    calls: int | None = None
+    """Calls that took the reference since then."""
+
+    def __post_init__(self) -> None:
+        if self.seconds is None and self.calls is None:
+            raise UsageError("After(): expected seconds=, calls= or both")
+        for name, value in (("seconds", self.seconds), ("calls", self.calls)):
+            if value is not None and not value > 0:
+                raise UsageError(f"After({name}={value!r}): expected a positive number")
+
+    def due(self, seconds: float, calls: int) -> bool:
+        """Whether it is time."""
+        by_time = self.seconds is not None and seconds >= self.seconds
+        return by_time or (self.calls is not None and calls >= self.calls)
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """How a gate behaves."""
+
+    scope: Literal["signature", "process"] = "signature"
+    """What a refusal refuses: the signature, or everything that goes through the gate from then on."""
+    recheck: Every | Sampled | None = None
+    """When to compare a verified kernel again."""
+    recover: After | None = None
+    """When to try a refused signature again."""
+    capacity: int = 256
+    """Signatures that the gate holds; further ones take the reference."""
+
+    def __post_init__(self) -> None:
+        if self.scope not in ("signature", "process"):
+            raise UsageError(f"Policy(scope={self.scope!r}): expected 'signature' or 'process'")
+        if type(self.capacity) is not int or self.capacity < 1:
+            raise UsageError(f"Policy(capacity={self.capacity!r}): expected a whole number, at least 1")
+        if self.recheck is not None and not isinstance(self.recheck, (Every, Sampled)):
+            raise UsageError(f"Policy(recheck={self.recheck!r}): expected Every(n), Sampled(share) or None")
+        if self.recover is not None and not isinstance(self.recover, After):
+            raise UsageError(f"Policy(recover={self.recover!r}): expected After(seconds=, calls=) or None")
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The path that a call would take."""
+
+    path: Path
+    """``fused`` or ``reference``."""
+    reason: str
+    """A :class:`Reason`, or what ``declines`` returned."""
+    signature: Signature | None
+    """What the verdict is keyed by; None where the arguments do not get that far."""
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One thing that happened to a gate."""
+
+    time: float
+    """Seconds since the epoch."""
+    kind: str
+    """``verified``, ``refused``, ``recovering``, ``capturing``, ``capacity`` or ``out-of-memory``."""
+    signature: Signature | None
+    """Which signature it happened to."""
+    message: str
+    """In words."""
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.message}"
+
+
+class Slot:
+    """One signature's place in a gate. Read without a lock; written under the gate's."""
+
+    __slots__ = ("calls", "checked", "pending", "reason", "refused_at", "signature", "since", "state")
+
+    def __init__(self, signature: Signature) -> None:
+        self.signature = signature
+        self.state = State.UNSEEN
+        self.reason: str = Reason.FIRST_SIGHT
+        # Fused calls, for recheck; next() on it is atomic, so that threads can share it without a lock.
+        self.calls = itertools.count(1)
+        self.checked = 0
+        """The last call whose recheck is known to have been clean; 0 is first sight."""
+        self.pending: object | None = None
+        """What a recheck on an asynchronous device has not reported yet."""
+        self.refused_at = 0.0
+        self.since = itertools.count(1)
+        """Calls since the refusal."""
+
+
+class Tallies:
+    """Counts by key that any number of threads add to without a lock: each has a Counter of its own."""
+
+    def __init__(self) -> None:
+        self._local = threading.local()
+        self._counters: list[Counter[tuple[str, str]]] = []
+        self._lock = threading.Lock()
+
+    def add(self, key: tuple[str, str]) -> None:
+        """Count one."""
+        try:
+            self._local.counter[key] += 1
+        except AttributeError:
+            counter: Counter[tuple[str, str]] = Counter({key: 1})
+            self._local.counter = counter
+            with self._lock:
+                self._counters.append(counter)
+
+    def total(self) -> Counter[tuple[str, str]]:
+        """The sum over all threads."""
+        with self._lock:
+            counters = list(self._counters)
+        # dict(...) copies in one step, so that a thread that is counting does not disturb the sum.
+        return sum((Counter(dict(counter)) for counter in counters), Counter())
+
+
+class Gate:
+    """The state machine that turns verdicts into the path of the next call.
+
+    Parameters
+    ----------
+    name
+        The fusion's, for messages.
+    policy
+        How it behaves.
+    clock
+        Seconds, monotonic; replaced in tests.
+    """
+
+    def __init__(self, name: str, policy: Policy, clock: Callable[[], float] = time.monotonic) -> None:
+        self.name = name
+        self.policy = policy
+        self.lock = threading.RLock()
+        """Held while a signature is being looked at: a second caller waits for the verdict instead of making its own."""
+        self._clock = clock
+        self._slots: dict[Signature, Slot] = {}
+        self._events: deque[Event] = deque(maxlen=1000)
+        self._all_refused: str | None = None
+        self._said: set[str] = set()
+
+    @property
+    def events(self) -> list[Event]:
+        """What happened, oldest first; the last thousand."""
+        return list(self._events)
+
+    @property
+    def signatures(self) -> list[Signature]:
+        """The signatures that the gate holds."""
+        return list(self._slots)
+
+    def state(self, signature: Signature) -> State:
+        """What is known about a signature."""
+        if self._all_refused is not None:
+            return State.REFUSED
+        slot = self._slots.get(signature)
+        return State.UNSEEN if slot is None else slot.state
+
+    def slot(self, signature: Signature) -> Slot | None:
+        """The signature's place; None when the gate is full."""
+        with self.lock:
+            slot = self._slots.get(signature)
+            if slot is None:
+                if len(self._slots) >= self.policy.capacity:
+                    self._say_once("capacity", signature, f"holds {self.policy.capacity} signatures and takes no more: further ones "
+                                   "take the reference; raise Policy(capacity=…), or bucket the shapes with signature=")
+                    return None
+                slot = self._slots[signature] = Slot(signature)
+                if self._all_refused is not None:
+                    self._mark_refused(slot, self._all_refused)
+            return slot
+
+    def peek(self, signature: Signature) -> Slot | None:
+        """The signature's place, if it has one."""
+        return self._slots.get(signature)
+
+    def verify(self, slot: Slot, story: str) -> None:
+        """The kernel kept its contract on this signature."""
+        with self.lock:
+            slot.state, slot.reason = State.VERIFIED, Reason.VERIFIED
+            slot.calls, slot.checked, slot.pending = itertools.count(1), 0, None
+            self.record("verified", slot.signature, story)
+
+    def refuse(self, slot: Slot, reason: str, story: str) -> None:
+        """The kernel must not be used on this signature any more; says so, once."""
+        with self.lock:
+            if slot.state is State.REFUSED:
+                return
+            self._mark_refused(slot, reason)
+            if self.policy.scope == "process":
+                self._all_refused = reason
+                for other in self._slots.values():
+                    self._mark_refused(other, reason)
+            self.record("refused", slot.signature, story)
+        log.warning("%s: %s", self.name, story)
+
+    def _mark_refused(self, slot: Slot, reason: str) -> None:
+        slot.state, slot.reason, slot.pending = State.REFUSED, reason, None
+        slot.refused_at, slot.since = self._clock(), itertools.count(1)
+
+    def recovers(self, slot: Slot) -> bool:
+        """Whether a refused signature is due for another first sight; called once for each call that it refuses."""
+        recover = self.policy.recover
+        if recover is None or not recover.due(self._clock() - slot.refused_at, next(slot.since)):
+            return False
+        with self.lock:
+            if slot.state is State.REFUSED:
+                self._all_refused = None
+                slot.state, slot.reason = State.UNSEEN, Reason.FIRST_SIGHT
+                self.record("recovering", slot.signature, "a refused signature gets another first sight")
+        return True
+
+    def record(self, kind: str, signature: Signature | None, message: str) -> None:
+        """Add an event."""
+        self._events.append(Event(time.time(), kind, signature, message))
+
+    def _say_once(self, kind: str, signature: Signature, message: str) -> None:
+        if kind not in self._said:
+            self._said.add(kind)
+            self.record(kind, signature, message)
+            log.warning("%s: %s", self.name, message)
+
+    def say_capturing(self, signature: Signature) -> None:
+        """A graph has recorded the reference: worth saying once, since it will replay that for as long as it lives."""
+        self._say_once("capturing", signature, "a graph capture met a signature that was never seen and recorded the reference; "
+                       "call fusiongate.warm_up(…) before capturing")

@@ -1,0 +1,121 @@
+"""RMSNorm in the orders of ATen's kernels, emulated with torch ops on any device.
+
+A host build of a norm kernel repeats the order of a GPU's reduction, which CPU eager does not have: these are what it is held against.
+Every step is one IEEE operation on fp32, in the order that the kernel's source describes.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+__all__ = ["composite_rstd", "fused_multiply_add", "lane_grid", "row_kernel_rstd"]
+
+_WARP = 32
+_WARPS = 4
+_VECTOR = 4
+_MOST_LANES = 512
+
+
+def fused_multiply_add(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+    """``a * b + c`` of fp32 tensors with one rounding.
+
+    The product is exact in fp64. The sum is rounded to odd there, by which the second rounding, to fp32, gives what one
+    would have given (Boldo and Melquiond, "Emulation of FMA and correctly rounded sums", 2008).
+    """
+    product, addend = a.double() * b.double(), c.double()
+    total = product + addend
+    # Knuth's two-sum: what the addition lost.
+    back = total - product
+    lost = (product - (total - back)) + (addend - back)
+    even = (total.view(torch.int64) & 1) == 0
+    towards = torch.where(lost > 0, torch.inf, -torch.inf).to(total)
+    odd = torch.where((lost != 0) & even & total.isfinite(), torch.nextafter(total, towards), total)
+    return odd.float()
+
+
+def _reciprocal_square_root(value: Tensor) -> Tensor:
+    """``1 / sqrt(value)`` in fp32, each step rounded once; by way of fp64, because a CPU's vector library may be an ULP off."""
+    root = value.double().sqrt().float()
+    return (1.0 / root.double()).float()
+
+
+def _folded(values: Tensor) -> Tensor:
+    """The last dimension added up by halves: the upper onto the lower, until one is left."""
+    while values.shape[-1] > 1:
+        half = values.shape[-1] // 2
+        values = values[..., :half] + values[..., half:]
+    return values.squeeze(-1)
+
+
+def _vectors(x: Tensor, lanes: int) -> Tensor:
+    """(..., D) as (rows, steps, lanes, 4) in fp32: lane l's vectors, one a step; zeros fill the last step."""
+    rows = x.reshape(-1, x.shape[-1]).float()
+    width = lanes * _VECTOR
+    steps = -(-rows.shape[-1] // width)
+    return torch.nn.functional.pad(rows, (0, steps * width - rows.shape[-1])).reshape(len(rows), steps, lanes, _VECTOR)
+
+
+def row_kernel_rstd(x: Tensor, eps: float) -> Tensor:
+    """``1 / rms`` of each row in the order of ATen's vectorised row kernel (layer_norm_kernel.cu), (rows,) in fp32.
+
+    Parameters
+    ----------
+    x
+        (..., D), with D a multiple of 4.
+    eps
+        Added to the mean square.
+    """
+    vectors = _vectors(x, _WARP * _WARPS)
+    sums = vectors.new_zeros(vectors.shape[0], vectors.shape[2])
+    for step in vectors.unbind(1):
+        for element in step.unbind(-1):
+            sums = fused_multiply_add(element, element, sums)
+    warps = _folded(sums.reshape(-1, _WARPS, _WARP))
+    total = (warps[:, 0] + warps[:, 2]) + (warps[:, 1] + warps[:, 3])
+    return _reciprocal_square_root(total / torch.tensor(x.shape[-1], dtype=torch.float32) + eps)
+
+
+def _last_power_of_two(number: int) -> int:
+    return 1 << (max(number, 1).bit_length() - 1)
+
+
+def lane_grid(rows: int, columns: int) -> tuple[int, int]:
+    """The width and height, in lanes, of the grid by which ATen's mean sums a row of a contiguous fp32 tensor.
+
+    Source: ``setReduceConfig`` in aten/src/ATen/native/cuda/Reduce.cuh: a block of at most 512 threads is as wide as a warp, or wider where few
+    rows leave threads over; its height goes to other rows, unless a thread would then add up too many elements.
+
+    Parameters
+    ----------
+    rows, columns
+        Of the tensor; columns at least 128 and a multiple of 4.
+    """
+    widest = min(_MOST_LANES, _last_power_of_two(columns // _VECTOR))
+    width = min(widest, _WARP)
+    height = min(_last_power_of_two(min(rows, _MOST_LANES)), _MOST_LANES // width)
+    width = min(widest, _MOST_LANES // height)
+    elements = -(-columns // width)
+    return width, height if elements >= min(16 * height, 256) else 1
+
+
+def composite_rstd(x: Tensor, eps: float) -> Tensor:
+    """``rsqrt(x.float().pow(2).mean(-1) + eps)`` of each row in the order of ATen's mean, (rows,) in fp32.
+
+    Parameters
+    ----------
+    x
+        (..., D), with D a multiple of 4 and at least 128.
+    eps
+        Added to the mean square.
+    """
+    columns = x.shape[-1]
+    width, height = lane_grid(x.numel() // columns, columns)
+    squares = _vectors(x, width * height).square()
+    accumulators = torch.zeros_like(squares[:, 0])
+    for step in squares.unbind(1):
+        accumulators = accumulators + step
+    first, second, third, fourth = accumulators.unbind(-1)
+    lanes = ((first + second) + third) + fourth
+    total = _folded(_folded(lanes.reshape(-1, height, width)))
+    return _reciprocal_square_root(total * torch.tensor(1.0 / columns, dtype=torch.float32) + eps)
