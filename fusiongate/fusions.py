@@ -243,17 +243,19 @@ class Fusion:
                 return self._first_sight(slot, args)[0]
         return self._call(*args)
 
+    def _trial(self) -> Trial:
+        return Trial(
+            self.reference, self._launch, self.declines, self.contract, self.witness, self._probe, self._names
+        )
+
     def _first_sight(self, slot: Slot, args: tuple[Any, ...]) -> tuple[Tensor, Verdict | None]:
         """The reference's result, and what came of comparing the kernel with it; None where that could not be found out."""
         expected = self.reference(*args)
         verdict: Verdict | None = None
         outcome: str = Reason.FIRST_SIGHT
-        trial = Trial(
-            self.reference, self._launch, self.declines, self.contract, self.witness, self._probe, self._names
-        )
         try:
             with torch.no_grad():
-                verdict = FirstSight(trial, args).verdict(expected)
+                verdict = FirstSight(self._trial(), args).verdict(expected)
         except torch.OutOfMemoryError:
             outcome = Reason.OUT_OF_MEMORY
             self.gate.record("out-of-memory", slot.signature, "no memory for the comparison; it is tried again")
@@ -369,6 +371,24 @@ class Fusion:
             raise UsageError(f"{self.name}: no memory for the comparison on these arguments; free some and call again")
         return verdict
 
+    def try_out(self, *args: Any) -> Verdict:
+        """What first sight finds on these arguments, without the gate: nothing is stored, said or counted but the launches.
+
+        Raises
+        ------
+        UsageError
+            If no kernel may be launched on these arguments.
+        BuildError
+            If there is no kernel.
+        """
+        reason = call_key(args)
+        if not isinstance(reason, str):
+            reason = self._classify(args)[1] or ""
+        if reason:
+            raise UsageError(f"{self.name}: nothing to try on these arguments: reference, {reason}")
+        with torch.no_grad():
+            return FirstSight(self._trial(), args).verdict(self.reference(*args))
+
     @property
     def launches(self) -> int:
         """Kernel launches that completed, counted where they are launched; those of first sight included."""
@@ -399,14 +419,23 @@ class Fusion:
         """The same fusion with a fresh gate and fresh counts; this one does not notice."""
         yield self._copy(self.name, self.reference)
 
-    def with_reference(self, reference: Callable[..., Tensor], *, name: str | None = None) -> Fusion:
+    def with_reference(
+        self, reference: Callable[..., Tensor], *, name: str | None = None, witness: Witness | None = None
+    ) -> Fusion:
         """The same kernel at a site with another reference, behind a gate of its own.
 
-        The witness is left out: its reference's half belongs to the other reference.
+        Parameters
+        ----------
+        reference
+            The site's eager chain.
+        name
+            The site's; None: the fusion's.
+        witness
+            Takes the place of this fusion's, whose reference's half belongs to the other reference.
         """
         fusion = self._copy(name or self.name, reference)
-        fusion.witness = None
-        fusion.host = None if self.host is None else self.host.with_reference(reference, name=name)
+        fusion.witness = witness
+        fusion.host = None if self.host is None else self.host.with_reference(reference, name=name, witness=witness)
         return fusion
 
 
