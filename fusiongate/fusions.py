@@ -248,7 +248,9 @@ class Fusion:
             self.reference, self._launch, self.declines, self.contract, self.witness, self._probe, self._names
         )
 
-    def _first_sight(self, slot: Slot, args: tuple[Any, ...]) -> tuple[Tensor, Verdict | None]:
+    def _first_sight(
+        self, slot: Slot, args: tuple[Any, ...], *, quiet: bool = False
+    ) -> tuple[Tensor, Verdict | None]:
         """The reference's result, and what came of comparing the kernel with it; None where that could not be found out."""
         expected = self.reference(*args)
         verdict: Verdict | None = None
@@ -267,7 +269,7 @@ class Fusion:
             if verdict:
                 self.gate.verify(slot, str(verdict))
             else:
-                self.gate.refuse(slot, Reason.REFUSED, self._story(str(verdict), args))
+                self.gate.refuse(slot, Reason.REFUSED, self._story(str(verdict), args), quiet=quiet)
         if verdict is not None and not verdict and _fused_required.get():
             raise FallbackError(self.name, "reference", slot.reason)
         self._tallies.add(("reference", str(outcome)))
@@ -346,10 +348,25 @@ class Fusion:
 
     # -- for users -----------------------------------------------------------------------------------------------
 
-    def verify(self, *args: Any) -> Verdict:
+    def standing(self, *args: Any) -> State | None:
+        """What is known about the signature of these arguments; None if no kernel may be launched on them. As cheap as a call."""
+        key = call_key(args)
+        if isinstance(key, str):
+            return None
+        route = self._routes.get(key) or self._route(key, args)
+        return route.state if isinstance(route, Slot) else None
+
+    def verify(self, *args: Any, quiet: bool = False) -> Verdict:
         """First sight now, before a capture, say; the verdict.
 
         A signature that has a verdict already is compared again, and may change its state.
+
+        Parameters
+        ----------
+        args
+            The arguments of a call.
+        quiet
+            Whether a refusal is no news, as when several kernels are tried on a site: it is logged at level DEBUG then.
 
         Raises
         ------
@@ -366,28 +383,10 @@ class Fusion:
         assert isinstance(route, Slot)
         with self.gate.lock:
             route.state = State.UNSEEN
-            verdict = self._first_sight(route, args)[1]
+            verdict = self._first_sight(route, args, quiet=quiet)[1]
         if verdict is None:
             raise UsageError(f"{self.name}: no memory for the comparison on these arguments; free some and call again")
         return verdict
-
-    def try_out(self, *args: Any) -> Verdict:
-        """What first sight finds on these arguments, without the gate: nothing is stored, said or counted but the launches.
-
-        Raises
-        ------
-        UsageError
-            If no kernel may be launched on these arguments.
-        BuildError
-            If there is no kernel.
-        """
-        reason = call_key(args)
-        if not isinstance(reason, str):
-            reason = self._classify(args)[1] or ""
-        if reason:
-            raise UsageError(f"{self.name}: nothing to try on these arguments: reference, {reason}")
-        with torch.no_grad():
-            return FirstSight(self._trial(), args).verdict(self.reference(*args))
 
     @property
     def launches(self) -> int:

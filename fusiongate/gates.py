@@ -287,8 +287,8 @@ class Gate:
             slot.calls, slot.checked, slot.pending = itertools.count(1), 0, None
             self.record("verified", slot.signature, story)
 
-    def refuse(self, slot: Slot, reason: str, story: str) -> None:
-        """The kernel must not be used on this signature any more; says so, once."""
+    def refuse(self, slot: Slot, reason: str, story: str, *, quiet: bool = False) -> None:
+        """The kernel must not be used on this signature any more; says so, once, unless that is no news."""
         with self.lock:
             if slot.state is State.REFUSED:
                 return
@@ -298,7 +298,7 @@ class Gate:
                 for other in self._slots.values():
                     self._mark_refused(other, reason)
             self.record("refused", slot.signature, story)
-        log.warning("%s: %s", self.name, story)
+        log.log(logging.DEBUG if quiet else logging.WARNING, "%s: %s", self.name, story)
 
     def _mark_refused(self, slot: Slot, reason: str) -> None:
         slot.state, slot.reason, slot.pending = State.REFUSED, reason, None

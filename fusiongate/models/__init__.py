@@ -1,0 +1,1 @@
+"""Ready-made mounts for the adaLN sites of diffusion models."""
