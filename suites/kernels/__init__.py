@@ -1,0 +1,1 @@
+"""The kernels, on whatever device there is."""
