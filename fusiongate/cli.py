@@ -8,6 +8,7 @@ import os
 import platform
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
@@ -83,6 +84,34 @@ def build(
             else:
                 console.print(f"{label}: already built: {outcome.library}")
     if failed:
+        raise typer.Exit(1)
+
+
+@app.command()
+def judge(
+    base: Annotated[Path, typer.Argument(help="The run to hold the other against, as --benchmark-json wrote it.")],
+    new: Annotated[Path, typer.Argument(help="The run that is judged.")],
+    fail_on: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="slower:1%, faster:1% or inconclusive:1%: exit with 1 where a kernel is; may be given again."
+        ),
+    ] = None,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Write a table for a pull request.")] = False,
+    allow_environment: Annotated[
+        bool, typer.Option("--allow-environment", help="Judge runs of different environments all the same.")
+    ] = False,
+) -> None:
+    """Judge the kernels of two recorded runs, by their ratios to their references and by their times."""
+    from fusiongate.timing import judging
+    from fusiongate.timing.recorded import read_run
+
+    conditions = [judging.FailOn.parse(text) for text in fail_on or ()]
+    judgement = judging.judge(read_run(base), read_run(new), conditions, allow_environment=allow_environment)
+    console = _console()
+    for line in judgement.markdown() if markdown else judgement.lines():
+        console.print(line)
+    if judgement.failures:
         raise typer.Exit(1)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["Clocks", "clock_reader", "disturbance"]
+__all__ = ["Clocks", "clock_limits", "clock_reader", "disturbance"]
 
 _DRIFT = 0.03
 """The change of the core clock, as a share, from which on two samples are no longer of the same machine."""
@@ -62,13 +62,30 @@ def clock_reader(device: torch.device) -> Callable[[], Clocks | None]:
     return lambda: None
 
 
+def clock_limits(device: torch.device) -> dict[str, int]:
+    """The highest clocks of an NVIDIA GPU in MHz, as its present settings allow; empty where nobody tells."""
+    if device.type == "cuda" and not torch.version.hip:
+        with contextlib.suppress(Exception):
+            pynvml, handle = _nvidia_handle(device.index if device.index is not None else torch.cuda.current_device())
+            return {
+                "core_mhz": int(pynvml.nvmlDeviceGetMaxClockInfo(handle, pynvml.NVML_CLOCK_SM)),
+                "memory_mhz": int(pynvml.nvmlDeviceGetMaxClockInfo(handle, pynvml.NVML_CLOCK_MEM)),
+            }
+    return {}
+
+
 @functools.lru_cache
-def _nvidia_reader(index: int) -> Callable[[], Clocks | None]:
+def _nvidia_handle(index: int) -> tuple[Any, Any]:
     import pynvml
 
     pynvml.nvmlInit()
     # By its identity: the library counts all GPUs, and this process may see only some.
-    handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(index).uuid}")
+    return pynvml, pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(index).uuid}")
+
+
+@functools.lru_cache
+def _nvidia_reader(index: int) -> Callable[[], Clocks | None]:
+    pynvml, handle = _nvidia_handle(index)
 
     def read() -> Clocks | None:
         try:
@@ -89,7 +106,8 @@ def _amd_reader(index: int) -> Callable[[], Clocks | None]:
     import amdsmi
 
     amdsmi.amdsmi_init()
-    properties = torch.cuda.get_device_properties(index)
+    # Torch's type stubs do not know where a device sits, the object does.
+    properties: Any = torch.cuda.get_device_properties(index)
     place = f"{properties.pci_domain_id:04x}:{properties.pci_bus_id:02x}:{properties.pci_device_id:02x}"
     handle = next(
         handle

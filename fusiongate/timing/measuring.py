@@ -24,7 +24,7 @@ from fusiongate.timing.ratios import Ratio
 from fusiongate.timing.stopwatches import EventStopwatch, GraphStopwatch, Stopwatch, WallStopwatch
 from fusiongate.verdicts import compare
 
-__all__ = ["ArmTimes", "Measurement", "Timer", "host_seconds", "measure"]
+__all__ = ["ArmTimes", "Measurement", "Timer", "device_of", "host_seconds", "measure"]
 
 Timer = Literal["auto", "graph", "events"]
 
@@ -115,7 +115,7 @@ def measure(
     """
     settings = settings or Settings()
     _check_arms(arms)
-    device = _device(args)
+    device = device_of(args)
     cache = 0 if hot else rotation.cache_bytes(device)
     with torch.no_grad():
         moved = rotation.bytes_moved(args, arms[0].call(*args))
@@ -160,7 +160,7 @@ def host_seconds(arm: Arm, args: tuple[Any, ...], *, batches: int = 15, calls: i
 
     The median of batches that are short enough for the device's queue never to fill.
     """
-    device = _device(args)
+    device = device_of(args)
     medians = []
     with torch.no_grad():
         for _ in range(batches + 1):
@@ -179,7 +179,14 @@ def _check_arms(arms: Sequence[Arm]) -> None:
         raise UsageError(f"arms {', '.join(names) or 'none'}: expected two or more of different names")
 
 
-def _device(args: tuple[Any, ...]) -> torch.device:
+def device_of(args: tuple[Any, ...]) -> torch.device:
+    """The device of arguments, nested tensors included.
+
+    Raises
+    ------
+    UsageError
+        There is no tensor among them, they lie on several devices, or on one that has no stopwatch.
+    """
     devices = {leaf.device for leaf in tree_flatten(args)[0] if isinstance(leaf, Tensor)}
     if len(devices) != 1:
         raise UsageError(f"arguments on {len(devices)} devices: expected at least one tensor, and all on one device")

@@ -87,9 +87,10 @@ def copied(tensor: Tensor) -> Tensor:
     if tensor.numel() == 0:
         return tensor.detach().clone()
     reach = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    # Allocators align to 512 bytes or more; what the original lacks of that is given back by an offset.
-    offset = tensor.data_ptr() % 512 // tensor.element_size()
-    memory = torch.empty(offset + reach, dtype=tensor.dtype, device=tensor.device)
+    # Where the original lies within 512 bytes, more than any vector load or gate asks for.
+    size = tensor.element_size()
+    memory = torch.empty(512 // size + reach, dtype=tensor.dtype, device=tensor.device)
+    offset = (tensor.data_ptr() - memory.data_ptr()) % 512 // size
     copy = memory.as_strided(tensor.shape, tensor.stride(), offset)
     with torch.no_grad():
         # Elements that share memory, as in an expanded row, are written once.

@@ -1,0 +1,170 @@
+"""A subject's benchmark: its kernel, its reference, a copy of the same bytes and further arms, as rows to record."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fusiongate.errors import TimingError, UsageError
+from fusiongate.fusions import Fusion
+from fusiongate.subjects import Subject
+from fusiongate.timing.arms import Arm
+from fusiongate.timing.intervals import Interval
+from fusiongate.timing.measuring import Measurement, Timer, host_seconds, measure
+from fusiongate.timing.pairing import Settings
+from fusiongate.timing.ratios import Ratio
+from fusiongate.timing.rotation import bytes_moved, cache_bytes, copies_needed
+from fusiongate.timing.rows import SCHEMA, TimedRow
+
+__all__ = ["Benchmark", "benchmark"]
+
+
+@dataclass(frozen=True, slots=True)
+class Benchmark:
+    """What came of benchmarking a subject on one set of arguments."""
+
+    rows: tuple[TimedRow, ...]
+    """One for each arm."""
+    ratio: Ratio
+    """The kernel's time over its reference's, or over the baseline's."""
+    measurement: Measurement
+    """The measurement itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Trial:
+    name: str
+    kernel: Arm
+    reference: Callable[..., Any]
+    counts: Callable[[], Mapping[tuple[str, str], int] | None]
+
+
+def benchmark(
+    op: Fusion | Subject,
+    args: tuple[Any, ...],
+    *,
+    arms: Mapping[str, Callable[..., Any]] | None = None,
+    baseline: Fusion | None = None,
+    settings: Settings | None = None,
+    hot: bool = False,
+    timer: Timer = "auto",
+    label: str | None = None,
+) -> Benchmark:
+    """Measure a fusion, or somebody else's gated function, beside its reference and a copy of the same bytes.
+
+    Parameters
+    ----------
+    op
+        What is measured, behind a fresh gate. On CPU tensors, a fusion that declines them gives way to its host build.
+    args
+        Its arguments, positionally; the kernel has to be launched on them.
+    arms
+        Further callables of the same arguments, by name.
+    baseline
+        Another build of the same kernel, to hold this one against in the place of the reference, as arm ``base``.
+    settings, hot, timer
+        As :func:`fusiongate.timing.measuring.measure` takes them.
+    label
+        Stands for the shape in the rows' names.
+
+    Raises
+    ------
+    UsageError
+        No kernel may be launched on these arguments, or an arm's name is taken.
+    TimingError
+        The kernel's result is not its reference's, or it was not launched.
+    """
+    first = next((arg for arg in args if isinstance(arg, Tensor)), None)
+    if first is None:
+        raise UsageError("a benchmark needs a tensor among its arguments")
+    with contextlib.ExitStack() as stack:
+        trial = stack.enter_context(_trial(op, args))
+        if baseline is None:
+            reference = Arm("eager", trial.reference)
+        else:
+            base = stack.enter_context(_trial(baseline, args)).kernel
+            reference = Arm("base", base.call, launches=base.launches)
+        with torch.no_grad():
+            copy = _copy(args, trial.reference(*args), first.device, hot=hot)
+        chosen = [reference, trial.kernel, *(Arm(name, call) for name, call in (arms or {}).items()), copy]
+        measurement = measure(chosen, args, settings=settings, timer=timer, hot=hot)
+        host = {} if first.device.type == "cpu" else {arm.name: host_seconds(arm, args) for arm in chosen[:2]}
+        counts = trial.counts()
+    shape = label or "x".join(map(str, first.shape))
+    paths = None if counts is None else {f"{path} {reason}": count for (path, reason), count in counts.items()}
+    rows = tuple(
+        TimedRow(
+            trial.name,
+            shape,
+            str(first.dtype).removeprefix("torch."),
+            name,
+            times.seconds,
+            times.calls,
+            _info(measurement, name, host.get(name), paths if name == "kernel" else None),
+        )
+        for name, times in measurement.arms.items()
+    )
+    return Benchmark(rows, measurement.ratios["kernel"], measurement)
+
+
+@contextlib.contextmanager
+def _trial(op: Fusion | Subject, args: tuple[Any, ...]) -> Iterator[_Trial]:
+    if isinstance(op, Subject) and op.fusion is not None:
+        op = op.fusion
+    if isinstance(op, Subject):
+        with op.trial() as trial:
+            kernel = Arm("kernel", trial.call, launches=lambda: trial.launches, contract=op.contract)
+            yield _Trial(op.name, kernel, op.reference, lambda: trial.counts)
+        return
+    if op.host is not None and op.declines(*args) == "cpu":
+        op = op.host
+    with op.isolated() as fresh, torch.no_grad():
+        verdict = fresh.verify(*args)
+        if not verdict.ok:
+            raise TimingError(f"{op.name}: a kernel that is wrong is not timed: {verdict}")
+        kernel = Arm("kernel", fresh, launches=lambda: fresh.launches, contract=fresh.contract)
+        yield _Trial(op.name, kernel, fresh.reference, lambda: fresh.counters)
+
+
+def _copy(args: tuple[Any, ...], result: Any, device: torch.device, *, hot: bool) -> Arm:
+    """A copy that moves as many bytes as a call has to: half of them are read, half written."""
+    moved = bytes_moved(args, result)
+    copies = 1 if hot else copies_needed(moved, cache_bytes(device))
+    sets = [
+        tuple(torch.zeros(max(1, moved // 2), dtype=torch.uint8, device=device) for _ in range(2))
+        for _ in range(copies)
+    ]
+    return Arm("copy", lambda source, target: target.copy_(source), inputs=sets)
+
+
+def _info(measurement: Measurement, name: str, host_s: float | None, paths: Mapping[str, int] | None) -> dict[str, Any]:
+    times = measurement.arms[name]
+    ratio = measurement.ratios.get(name)
+    return {
+        "fusiongate": SCHEMA,
+        "median_s": _interval(times.median),
+        "ratio": None if ratio is None else ratio.to_json(),
+        "reference": next(iter(measurement.arms)),
+        "bytes_moved": measurement.bytes_moved,
+        "bytes_per_second": measurement.bytes_moved / times.median.value,
+        "share_of_copy_bandwidth": measurement.arms["copy"].median.value / times.median.value,
+        "launches": times.launches,
+        "paths": None if paths is None else dict(paths),
+        "host_s": host_s,
+        "timer": measurement.timer,
+        "cache": "hot" if measurement.hot else "cold",
+        "copies": measurement.copies,
+        "attempts": measurement.attempts,
+        "notes": list(measurement.notes),
+        "clocks": [reading.to_json() for reading in measurement.clocks],
+    }
+
+
+def _interval(interval: Interval) -> dict[str, float | None]:
+    ends = {"value": interval.value, "low": interval.low, "high": interval.high}
+    return {name: value if abs(value) != float("inf") else None for name, value in ends.items()}
