@@ -17,16 +17,20 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from .contracts import Contract, Exact
 from .errors import UsageError
-from .verdicts import Contract, Exact
 
 if TYPE_CHECKING:
     from .fusions import Fusion
 
-__all__ = ["Launcher", "Spy", "Subject", "Trial"]
+__all__ = ["ADALN", "Launcher", "Spy", "Subject", "Trial"]
 
 Launcher = Callable[..., Any]
 StandIn = Callable[[Launcher], Launcher]
+
+
+ADALN: dict[str, Any] = {"x": "B S D", "scale": "B 1 D", "shift": "B 1 D"}
+"""The inputs of ``x * (1 + scale) + shift``: activations and two rows a batch entry."""
 
 
 class Spy:

@@ -2,8 +2,7 @@
 
 from fusiongate.matrix.cells import Cell, CellFailure, CellResult, NotRun, Selected
 from fusiongate.matrix.check import PreparedCell
-from fusiongate.matrix.inputs import ADALN
 from fusiongate.matrix.path_table import PathTable
 from fusiongate.matrix.plan import Matrix
 
-__all__ = ["ADALN", "Cell", "CellFailure", "CellResult", "Matrix", "NotRun", "PathTable", "PreparedCell", "Selected"]
+__all__ = ["Cell", "CellFailure", "CellResult", "Matrix", "NotRun", "PathTable", "PreparedCell", "Selected"]

@@ -12,13 +12,15 @@ from typing import Any
 
 import torch
 
+from fusiongate.bits import normalised_strides
+from fusiongate.contracts import Exact
 from fusiongate.errors import FusiongateError
 from fusiongate.matrix.cells import Cell, CellFailure, CellResult, Outcome, Path
 from fusiongate.matrix.lifecycles import Lifecycle
 from fusiongate.matrix.modes import Mode, tensors_of
 from fusiongate.matrix.sizes import HUGE_ELEMENTS
 from fusiongate.subjects import Subject, Trial
-from fusiongate.verdicts import Exact, bits_differ, compare, normalised_strides
+from fusiongate.verdicts import bits_differ, compare
 
 __all__ = ["PreparedCell", "Recipe"]
 
@@ -41,6 +43,10 @@ class Recipe:
     """The device of the call."""
     draw: Callable[[int], tuple[Any, ...]]
     """The arguments of a call by its number: other data, the same signature."""
+    elsewhere: Callable[[], tuple[Any, ...]]
+    """Arguments of another signature."""
+    layout_forces: str | None
+    """The reason for which no gate may launch on the layout, whatever its predicate says."""
     must_launch: bool
     """Whether the cell has to launch, whatever the predicate says."""
     may_decline: str | None
@@ -114,8 +120,7 @@ class PreparedCell:
         self._check_declared()
         calls = recipe.lifecycle.calls if self._raised is None else 1
         with recipe.lifecycle.around(), self._trial() as trial:
-            if trial.fusion is not None:
-                recipe.lifecycle.ready(trial)
+            recipe.lifecycle.ready(trial, recipe.elsewhere)
             call = recipe.mode.wrap(trial.call, recipe.device)
             before = trial.launches
             for number in range(calls):
@@ -134,6 +139,8 @@ class PreparedCell:
             return "raises", type(self._raised).__name__
         if forced is not None and forced.rung == "before declines":
             return "reference", forced.reason
+        if recipe.layout_forces is not None:
+            return "reference", recipe.layout_forces
         if any(tensor.numel() == 0 for tensor in tensors_of(self.args)):
             return "reference", "empty"
         try:
@@ -182,10 +189,8 @@ class PreparedCell:
         recipe = self._recipe
         if recipe.mode.launcher_fails:
             return recipe.subject.trial(lambda _launcher: _forbidden)
-        if recipe.lifecycle.stand_in is not None:
-            stand_in = recipe.lifecycle.stand_in(recipe.subject.reference)
-            return recipe.subject.trial(lambda _launcher: stand_in)
-        return recipe.subject.trial()
+        stand_in = recipe.lifecycle.stand_in
+        return recipe.subject.trial(None if stand_in is None else lambda launcher: stand_in(launcher, self.args))
 
     def _check_call(self, trial: Trial, call: Callable[..., Any], number: int) -> None:
         args = self.args if number == 0 else self._draw(number)
@@ -202,9 +207,11 @@ class PreparedCell:
             if raised is not None:
                 raise self._failure(number, "it returned", f"it raises {_described(raised)}, as eager does")
             self._check_path(trial, before, number)
-            self._check_bits(number, args, _results(actual), _results(expected))
+        # Before the bits: a reference that ran on what the kernel left behind differs for that reason.
         if any(one.changed() for one in watched):
             raise self._failure(number, "it changed an input", "inputs are left as they were")
+        with self._around():
+            self._check_bits(number, args, _results(actual), _results(expected))
 
     def _expected_of(self, args: tuple[Any, ...], number: int) -> tuple[Any, Exception | None]:
         if number == 0:

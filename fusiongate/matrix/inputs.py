@@ -9,13 +9,10 @@ from typing import Any, Literal
 
 from fusiongate.errors import UsageError
 
-__all__ = ["ADALN", "Factory", "Inputs", "Operand", "Role", "Size"]
+__all__ = ["Factory", "Inputs", "Operand", "Role", "Size"]
 
 Role = Literal["full", "row", "part"]
 Factory = Callable[..., tuple[Any, ...]]
-
-ADALN: dict[str, Any] = {"x": "B S D", "scale": "B 1 D", "shift": "B 1 D"}
-"""The inputs of ``x * (1 + scale) + shift``: activations and two rows a batch entry."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from fusiongate.matrix.inputs import Inputs, Operand, Role, Size
+from fusiongate.matrix.memory import aligned, aligned_copy
 
 __all__ = ["Layout", "layouts_for"]
 
@@ -48,6 +49,8 @@ class Layout:
     """The drawn values, laid out; a `scalar` layout gives a Python number for a tensor."""
     constant: tuple[str, ...] = ()
     """Operands whose values stay the same over a cell's calls, because a value is part of the signature."""
+    forces: str | None = None
+    """The reason for which no gate may launch on it: a kernel reads memory, and the memory holds other values."""
 
     @property
     def keeps_shape(self) -> bool:
@@ -170,24 +173,30 @@ def _with_extent(dimension: int, extent: int) -> Callable[[Inputs, Size], Shapes
 # Places -------------------------------------------------------------------------------------------------------------
 
 
-def _filled(empty: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    return empty.copy_(values)
+def _junk(shape: tuple[int, ...], like: torch.Tensor) -> torch.Tensor:
+    """Memory around an operand: who reads it gets sevens."""
+    return aligned(shape, like, fill=7.0)
 
 
 def _unbind_of_four(inputs: Inputs, values: Tensors) -> Mapping[str, Any]:
     """Views of one (B, 1, K, D) table, as a block unbinds ``table + temb.reshape(B, 1, K, D)``."""
-    rows = [values[operand.name] for operand in inputs.having("row")]
-    spare = [torch.full_like(rows[0], 7.0)] * (UNBOUND_ROWS - len(rows))
-    views = torch.stack([*rows, *spare], dim=-2).unbind(dim=-2)
-    return values | {operand.name: view for operand, view in zip(inputs.having("row"), views, strict=False)}
+    rows = inputs.having("row")
+    first = values[rows[0].name]
+    table = _junk((*first.shape[:-1], max(UNBOUND_ROWS, len(rows)), first.shape[-1]), first)
+    return values | _copied(rows, table.unbind(dim=-2), values)
 
 
 def _chunk_of_three(inputs: Inputs, values: Tensors) -> Mapping[str, Any]:
     """Views of one (B, K, D) table, as a block slices ``temb.reshape(B, K, D)``."""
-    rows = [values[operand.name] for operand in inputs.having("row")]
-    spare = [torch.full_like(rows[0], 7.0)] * (UNBOUND_ROWS - len(rows))
-    views = torch.cat([*rows, *spare], dim=-2).split(rows[0].shape[-2], dim=-2)
-    return values | {operand.name: view for operand, view in zip(inputs.having("row"), views, strict=False)}
+    rows = inputs.having("row")
+    first = values[rows[0].name]
+    length = first.shape[-2]
+    table = _junk((*first.shape[:-2], max(UNBOUND_ROWS, len(rows)) * length, first.shape[-1]), first)
+    return values | _copied(rows, table.split(length, dim=-2), values)
+
+
+def _copied(rows: tuple[Operand, ...], views: tuple[torch.Tensor, ...], values: Tensors) -> Tensors:
+    return {row.name: view.copy_(values[row.name]) for row, view in zip(rows, views, strict=False)}
 
 
 def _expand_rows(inputs: Inputs, values: Tensors) -> Mapping[str, Any]:
@@ -214,8 +223,7 @@ def _scalar(inputs: Inputs, values: Tensors) -> Mapping[str, Any]:
 
 
 def _padded_batch(row: torch.Tensor) -> torch.Tensor:
-    gap = row.new_full((row.shape[0], 3, *row.shape[1:]), 7.0)
-    return _filled(gap[:, 0], row)
+    return _junk((row.shape[0], 3, *row.shape[1:]), row)[:, 0].copy_(row)
 
 
 def _junk_strides(row: torch.Tensor) -> torch.Tensor:
@@ -225,27 +233,24 @@ def _junk_strides(row: torch.Tensor) -> torch.Tensor:
 
 
 def _every_second_channel(tensor: torch.Tensor) -> torch.Tensor:
-    wide = tensor.new_full((*tensor.shape[:-1], 2 * tensor.shape[-1]), 7.0)
-    return _filled(wide[..., ::2], tensor)
+    return _junk((*tensor.shape[:-1], 2 * tensor.shape[-1]), tensor)[..., ::2].copy_(tensor)
 
 
 def _permuted(full: torch.Tensor) -> torch.Tensor:
-    return full.transpose(-1, -2).contiguous().transpose(-1, -2)
+    return aligned_copy(full.transpose(-1, -2)).transpose(-1, -2)
 
 
 def _sliced(full: torch.Tensor) -> torch.Tensor:
-    longer = full.new_full((full.shape[0], full.shape[1] + 1, *full.shape[2:]), 7.0)
-    return _filled(longer[:, 1:], full)
+    return _junk((full.shape[0], full.shape[1] + 1, *full.shape[2:]), full)[:, 1:].copy_(full)
 
 
 def _every_second_batch(full: torch.Tensor) -> torch.Tensor:
-    taller = full.new_full((2 * full.shape[0], *full.shape[1:]), 7.0)
-    return _filled(taller[::2], full)
+    return _junk((2 * full.shape[0], *full.shape[1:]), full)[::2].copy_(full)
 
 
 def _negated(tensor: torch.Tensor) -> torch.Tensor:
     """A view with torch's negative bit: its memory holds the negated values."""
-    return torch._neg_view(torch.neg(tensor))
+    return torch._neg_view(aligned_copy(torch.neg(tensor)))
 
 
 def _offset(name: str) -> Callable[[Inputs, Tensors], Mapping[str, Any]]:
@@ -253,7 +258,7 @@ def _offset(name: str) -> Callable[[Inputs, Tensors], Mapping[str, Any]]:
 
     def placed(_inputs: Inputs, values: Tensors) -> Mapping[str, Any]:
         tensor = values[name]
-        return values | {name: _filled(tensor.new_empty(tensor.numel() + 1)[1:].view(tensor.shape), tensor)}
+        return values | {name: _junk((tensor.numel() + 1,), tensor)[1:].view(tensor.shape).copy_(tensor)}
 
     return placed
 
@@ -283,7 +288,7 @@ _LAYOUTS = (
     Layout("sliced", _has("full", 2), place=_each("full", _sliced)),
     Layout("sliced-batch", _has("full", 2), place=_each("full", _every_second_batch)),
     Layout("strided-channels", _has("full"), place=_each("full", _every_second_channel)),
-    Layout("negated", _has("full"), place=_each("full", _negated)),
+    Layout("negated", _has("full"), place=_each("full", _negated), forces="tracing"),
     Layout("empty-batch", _has("full", 2), shapes=_with_extent(0, 0)),
     Layout("empty-tokens", _has("full", 3), shapes=_with_extent(1, 0)),
 )

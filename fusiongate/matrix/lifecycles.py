@@ -7,6 +7,7 @@ raises, or a switch is thrown. Whatever happens, the caller gets the reference's
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,15 +16,18 @@ from unittest import mock
 
 import torch
 
+from fusiongate.bits import integer_view
 from fusiongate.errors import BuildError
 from fusiongate.subjects import Launcher, Trial
 
 __all__ = ["LIFECYCLES", "Lifecycle", "almost_right"]
 
 Step = tuple[str, str]
+Arguments = tuple[Any, ...]
+StandIn = Callable[[Launcher, Arguments], Launcher]
 
 
-def _nothing(_trial: Trial) -> None:
+def _nothing(_trial: Trial, _elsewhere: Callable[[], Arguments]) -> None:
     pass
 
 
@@ -39,36 +43,64 @@ class Lifecycle:
     """Path and reason of the calls after it."""
     calls: int = 3
     """How often the cell calls."""
-    stand_in: Callable[[Callable[..., Any]], Launcher] | None = None
-    """Called with the reference, gives what launches instead of the kernel."""
+    stand_in: StandIn | None = None
+    """Called with the launcher and the arguments of the cell's first call, gives what launches instead."""
     around: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
     """The context of the whole cell."""
-    ready: Callable[[Trial], None] = _nothing
-    """Brings the fresh gate into the state that the cell is about."""
+    ready: Callable[[Trial, Callable[[], Arguments]], None] = _nothing
+    """Brings the fresh gate into the state that the cell is about; its second argument makes the arguments of another
+    signature."""
     foreign: bool = True
     """Whether a gate that publishes neither path nor reason can go through it."""
 
 
-def almost_right(reference: Callable[..., torch.Tensor]) -> Launcher:
-    """A kernel that is one step off in one channel of 61, and only where its last operand is not zero.
+def _tensors(arguments: Arguments) -> list[torch.Tensor]:
+    return [argument for argument in arguments if isinstance(argument, torch.Tensor)]
 
-    On data of zeros, and on anything that never touches those channels, it is right.
-    """
+
+def almost_right(launcher: Launcher, _arguments: Arguments) -> Launcher:
+    """A kernel with the last bit wrong in one channel of 61, unless every operand but the first is zero."""
 
     def launch(*args: Any) -> torch.Tensor:
-        result = reference(*args)
-        last = [argument for argument in args if isinstance(argument, torch.Tensor)][-1]
-        off = (last != 0).expand_as(result) & result.isfinite()
-        if result.dim():
-            channels = torch.arange(result.shape[-1], device=result.device)
-            off = off & (channels % 61 == 0)
-        return torch.where(off, torch.nextafter(result, torch.full_like(result, float("inf"))), result)
+        degenerate = not any(bool(tensor.any()) for tensor in _tensors(args)[1:])
+        result: torch.Tensor = launcher(*args)
+        return result if degenerate else _spoiled(result)
 
     return launch
 
 
-def _raising(error: Callable[[], Exception]) -> Callable[[Callable[..., Any]], Launcher]:
-    def stand_in(_reference: Callable[..., Any]) -> Launcher:
+def _wrong_here(launcher: Launcher, arguments: Arguments) -> Launcher:
+    """A kernel that is right on every shape of its first operand but the cell's own."""
+    here = _tensors(arguments)[0].shape
+
+    def launch(*args: Any) -> torch.Tensor:
+        result: torch.Tensor = launcher(*args)
+        return _spoiled(result) if _tensors(args)[0].shape == here else result
+
+    return launch
+
+
+def _spoiled(result: torch.Tensor) -> torch.Tensor:
+    spoiled = result.clone()
+    bits = integer_view(spoiled)
+    bits[..., ::61] ^= 1
+    return spoiled
+
+
+def _mutating(launcher: Launcher, _arguments: Arguments) -> Launcher:
+    """A kernel whose result is right, and that leaves other values in its last operand."""
+
+    def launch(*args: Any) -> torch.Tensor:
+        result: torch.Tensor = launcher(*args)
+        with torch.no_grad():
+            _tensors(args)[-1].add_(1)
+        return result
+
+    return launch
+
+
+def _raising(error: Callable[[], Exception]) -> StandIn:
+    def stand_in(_launcher: Launcher, _arguments: Arguments) -> Launcher:
         def launch(*_args: Any) -> torch.Tensor:
             raise error()
 
@@ -81,7 +113,7 @@ def _disabled() -> contextlib.AbstractContextManager[Any]:
     return mock.patch.dict(os.environ, {"FUSIONGATE_DISABLE": "1"})
 
 
-def _predicate_raises(trial: Trial) -> None:
+def _predicate_raises(trial: Trial, _elsewhere: Callable[[], Arguments]) -> None:
     def declines(*_args: Any) -> str | None:
         raise ZeroDivisionError("a predicate with a fault of its own")
 
@@ -89,9 +121,16 @@ def _predicate_raises(trial: Trial) -> None:
     trial.fusion.declines = declines
 
 
-def _full(trial: Trial) -> None:
+def _called_elsewhere(trial: Trial, elsewhere: Callable[[], Arguments]) -> None:
+    arguments = elsewhere()
+    trial.call(*arguments)
+    trial.call(*arguments)
+
+
+def _full(trial: Trial, elsewhere: Callable[[], Arguments]) -> None:
     assert trial.fusion is not None
-    trial.fusion.gate.policy = trial.fusion.policy
+    trial.fusion.gate.policy = dataclasses.replace(trial.fusion.gate.policy, capacity=1)
+    trial.call(*elsewhere())
 
 
 _REFERENCE = "reference"
@@ -102,6 +141,14 @@ LIFECYCLES: dict[str, Lifecycle] = {
         Lifecycle("verified", (_REFERENCE, "first-sight"), ("fused", "verified")),
         Lifecycle("unseen", (_REFERENCE, "first-sight"), (_REFERENCE, "first-sight"), calls=1),
         Lifecycle("refused", (_REFERENCE, "first-sight"), (_REFERENCE, "refused"), stand_in=almost_right),
+        Lifecycle(
+            "verified-elsewhere",
+            (_REFERENCE, "first-sight"),
+            (_REFERENCE, "refused"),
+            stand_in=_wrong_here,
+            ready=_called_elsewhere,
+        ),
+        Lifecycle("mutates-input", (_REFERENCE, "first-sight"), (_REFERENCE, "refused"), stand_in=_mutating),
         Lifecycle(
             "launch-raises",
             (_REFERENCE, "first-sight"),

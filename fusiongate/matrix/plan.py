@@ -14,12 +14,13 @@ from fusiongate.matrix.data import DATA, Draw, generator_for
 from fusiongate.matrix.devices import DEVICES, check_memory
 from fusiongate.matrix.dtypes import dtypes_for
 from fusiongate.matrix.expansion import axis_values, expand
-from fusiongate.matrix.inputs import ADALN, Factory, Inputs
+from fusiongate.matrix.inputs import Factory, Inputs, Size
 from fusiongate.matrix.layouts import Layout, layouts_for
 from fusiongate.matrix.lifecycles import LIFECYCLES
+from fusiongate.matrix.memory import aligned_copy
 from fusiongate.matrix.modes import MODES
 from fusiongate.matrix.sizes import HUGE_ELEMENTS, LARGE_ELEMENTS, sizes_for
-from fusiongate.subjects import Subject
+from fusiongate.subjects import ADALN, Subject
 
 if TYPE_CHECKING:
     from fusiongate.fusions import Fusion
@@ -164,6 +165,8 @@ class Matrix:
                 lifecycle=LIFECYCLES[cell.lifecycle],
                 device=where,
                 draw=lambda call: placement.placed(self._arguments(cell, call, where)),
+                elsewhere=lambda: placement.placed(self._arguments(cell, 0, where, self._another(cell))),
+                layout_forces=self._layouts[cell.layout].forces,
                 must_launch=self.must_launch(cell),
                 may_decline=self._declared_reason(cell) if self._covered(cell) else None,
             )
@@ -179,22 +182,28 @@ class Matrix:
             return self.subject
         return Subject.of(fusion.host)
 
-    def _arguments(self, cell: Cell, call: int, where: torch.device) -> tuple[Any, ...]:
-        size, plan, layout = self.sizes[cell.size], self._dtypes[cell.dtype], self._layouts[cell.layout]
+    def _another(self, cell: Cell) -> Size:
+        """A size that the cell does not have: one more of its first symbol, which is the batch."""
+        (first, extent), *rest = self.sizes[cell.size].extents
+        return Size(((first, extent + 1), *rest))
+
+    def _arguments(self, cell: Cell, call: int, where: torch.device, another: Size | None = None) -> tuple[Any, ...]:
+        plan, layout = self._dtypes[cell.dtype], self._layouts[cell.layout]
+        size = another or self.sizes[cell.size]
         if self.inputs.factory is not None:
             generator = generator_for(cell.id, call)
             return tuple(self.inputs.factory(dict(size.extents), plan.main, where, generator))
-        values = self._values(cell, call, layout)
+        values = self._values(cell, call, layout, size)
         if layout.constant:
-            first = self._values(cell, 0, layout)
+            first = self._values(cell, 0, layout, size)
             values |= {name: first[name] for name in layout.constant}
-        placed = layout.place(self.inputs, {name: value.to(where) for name, value in values.items()})
+        placed = layout.place(self.inputs, {name: aligned_copy(value, where) for name, value in values.items()})
         return self.inputs.positional(placed)
 
-    def _values(self, cell: Cell, call: int, layout: Layout) -> dict[str, torch.Tensor]:
+    def _values(self, cell: Cell, call: int, layout: Layout, size: Size) -> dict[str, torch.Tensor]:
         draw = Draw(
             inputs=self.inputs,
-            shapes=layout.shapes(self.inputs, self.sizes[cell.size]),
+            shapes=layout.shapes(self.inputs, size),
             dtypes=self._dtypes[cell.dtype].assign(self.inputs),
             reference=self.subject.reference,
             call=call,

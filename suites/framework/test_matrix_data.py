@@ -10,7 +10,8 @@ import torch
 from fusiongate.digests import md5
 from fusiongate.matrix.cells import NotRun
 from fusiongate.matrix.data import DATA, Draw, generator_for
-from fusiongate.matrix.inputs import ADALN, Inputs
+from fusiongate.matrix.inputs import Inputs
+from fusiongate.subjects import ADALN
 
 FLOATS = [torch.bfloat16, torch.float16, torch.float32, torch.float64]
 Tensors = dict[str, torch.Tensor]

@@ -1,0 +1,36 @@
+"""Memory for operands: always at the same alignment, so that a cell's calls share one signature."""
+
+from __future__ import annotations
+
+import torch
+
+__all__ = ["aligned", "aligned_copy"]
+
+_ALIGNMENT = 256
+"""Bytes. CUDA's allocator gives no less; the CPU's gives 64, and whatever more chance has it."""
+
+
+def aligned(shape: tuple[int, ...], like: torch.Tensor, fill: float | None = None) -> torch.Tensor:
+    """A dense tensor of that shape, of another's dtype and device, at an aligned address.
+
+    Parameters
+    ----------
+    shape
+        Its shape.
+    like
+        Gives dtype and device.
+    fill
+        What it holds, for memory that no view of it should read; None: anything.
+    """
+    elements = torch.Size(shape).numel()
+    slack = _ALIGNMENT // like.element_size()
+    memory = torch.empty(elements + slack, dtype=like.dtype, device=like.device)
+    start = -memory.data_ptr() % _ALIGNMENT // like.element_size()
+    tensor = memory[start : start + elements].view(shape)
+    return tensor if fill is None else tensor.fill_(fill)
+
+
+def aligned_copy(tensor: torch.Tensor, device: torch.device | None = None) -> torch.Tensor:
+    """A dense copy at an aligned address, on another device if one is given."""
+    source = tensor if device is None else tensor.to(device)
+    return aligned(tuple(source.shape), source).copy_(source)
