@@ -140,7 +140,10 @@ def pytest_benchmark_update_machine_info(config: pytest.Config, machine_info: di
         machines = [timings.machines[key] for key in sorted(timings.machines)]
     elif _compares_with_ours(config):
         # Saved runs are loaded before the first test: what will be measured is the selected device.
-        machines = [{"environment": environment(select(config).torch_device).to_json()}]
+        from fusiongate.timing.clocks import clock_limits
+
+        device = select(config).torch_device
+        machines = [{"environment": environment(device).to_json(), "clock_limits": clock_limits(device)}]
     else:
         return
     machine_info[MACHINE_KEY] = machines

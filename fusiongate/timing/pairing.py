@@ -31,6 +31,10 @@ __all__ = ["Paired", "Sampler", "Schedule", "Settings", "orders", "pair"]
 _SHARES = (0.25, 0.5, 1.0)
 """The looks, as shares of the units that the time allows."""
 
+_FILLED = 0.9
+"""The share of the time that is planned for, so that what looking costs fits into the rest."""
+
+_OVERRUN = 1.1
 _FEWEST_UNITS = 16
 _MOST_UNITS = 400
 """A look sorts all pairs of units: more of them would take longer to sort than to measure."""
@@ -41,7 +45,7 @@ class Settings:
     """How long to measure and what to decide."""
 
     seconds: float = 1.0
-    """The time that the samples may take; at least 16 units are measured, however long they are."""
+    """A cap on the time that sampling takes; only 16 units, the fewest that make an interval, may take longer."""
     margin: float = 0.005
     """The difference in the ratio that does not matter."""
     confidence: float = 0.99
@@ -84,7 +88,7 @@ class Schedule:
             What one unit takes, in seconds, as far as the warm-up tells.
         """
         least = max(_FEWEST_UNITS, fewest_values((1 - settings.confidence) / len(_SHARES)))
-        most = max(least, min(_MOST_UNITS, int(settings.seconds / unit_s)))
+        most = max(least, min(_MOST_UNITS, int(_FILLED * settings.seconds / unit_s)))
         looks = tuple(sorted({max(least, int(most * share)) for share in _SHARES}))
         return cls(looks, (1 - settings.confidence) / len(looks))
 
@@ -151,6 +155,9 @@ def pair(
     taken: list[NDArray[np.float64]] = []
     ratios: dict[int, Ratio] = {}
     for number, units in enumerate(schedule.looks, start=1):
+        if taken and (time.perf_counter() - started) * units / len(taken) > _OVERRUN * settings.seconds:
+            # The device has become slower than the plan: the cap holds, and the level was divided among all looks.
+            break
         plan = list(orders(arms, units - len(taken), coin))
         samples = iter(sampler.sample([arm for order in plan for arm in order]))
         for order in plan:

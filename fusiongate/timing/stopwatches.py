@@ -280,7 +280,8 @@ def _captured(name: str, rotating: _Rotating, calls: int, stream: torch.cuda.Str
     graph = torch.cuda.CUDAGraph()
     stream.synchronize()
     # torch.cuda.graph() would collect garbage and empty the allocator's cache, which takes longer than the sample.
-    with warnings.catch_warnings(record=True) as caught, torch.cuda.stream(stream):
+    # And a collection in the middle of a capture could destroy another graph there.
+    with _undisturbed(), warnings.catch_warnings(record=True) as caught, torch.cuda.stream(stream):
         warnings.simplefilter("always")
         graph.capture_begin(capture_error_mode="thread_local")
         try:
