@@ -4,6 +4,8 @@
 // every use below is a compile-time constant, so it costs nothing there.
 #pragma once
 
+#include <cstdlib>
+
 #ifndef FUSIONGATE_FAULT
 #define FUSIONGATE_FAULT none
 #endif
@@ -31,9 +33,16 @@ enum class Fault {
   epsilon_ignored,      // eps is taken as 0
   mean_subtracted,      // LayerNorm's variance instead of the mean square
   reduction_reordered,  // the same sum, the shuffles the other way round
+  nan_spread,           // a NaN in one element of a vector spoils its neighbours
+  narrow_unrounded,     // product_unrounded, in the loads narrower than 16 bytes only
+  rows_downcast,        // fp32 rows are rounded to x's type before they are used
+  aborts_when_loaded,   // the library ends the process that loads it
 };
 
 template <Fault kFault>
 inline constexpr bool planted = Fault::FUSIONGATE_FAULT == kFault;
+
+// Before any function of the library is called: nothing but another process can contain this.
+[[maybe_unused]] static const bool loaded = planted<Fault::aborts_when_loaded> ? (std::abort(), true) : true;
 
 }  // namespace fusiongate

@@ -47,6 +47,7 @@ FUSIONGATE_DEVICE Floats<kWidth> round_each(const Floats<kWidth>& exact) {
 template <typename T, Schedule kSchedule, int kWidth, typename Row>
 FUSIONGATE_DEVICE Floats<kWidth> one_plus(const Vector<Row, kWidth>& scale) {
   Floats<kWidth> sum = widen(scale);
+  if constexpr (planted<Fault::rows_downcast>) sum = round_each<T>(sum);
   FUSIONGATE_UNROLL
   for (int i = 0; i < kWidth; ++i) sum.values[i] = add(1.0f, sum.values[i]);
   constexpr bool unrounded = kSchedule == Schedule::once || planted<Fault::scale_unrounded> || planted<Fault::all_fp32>;
@@ -74,13 +75,20 @@ FUSIONGATE_DEVICE Vector<T, kWidth> modulated(const Floats<kWidth>& x, const Flo
       result.elements[i + 1] = pair.elements[1];
     }
   } else {
-    constexpr bool contracted = planted<Fault::product_unrounded> || planted<Fault::all_fp32>;
+    constexpr bool contracted = planted<Fault::product_unrounded> || planted<Fault::all_fp32> ||
+                                (planted<Fault::narrow_unrounded> && kWidth * sizeof(T) < 16);
     FUSIONGATE_UNROLL
     for (int i = 0; i < kWidth; ++i) {
-      const float added = widen(shift.elements[i]);
+      float added = widen(shift.elements[i]);
+      if constexpr (planted<Fault::rows_downcast>) added = rounded<T>(added);
       const float product = mul(x.values[i], one_plus_scale.values[i]);
       const float kept = kSchedule == Schedule::once ? product : rounded<T>(product);
       result.elements[i] = stored<T>(contracted ? fma(x.values[i], one_plus_scale.values[i], added) : add(kept, added));
+    }
+    if constexpr (planted<Fault::nan_spread>) {
+      bool spoilt = false;
+      for (int i = 0; i < kWidth; ++i) spoilt = spoilt || x.values[i] != x.values[i];
+      for (int i = 0; i < kWidth; ++i) result.elements[i] = spoilt ? narrow<T>(float_of_bits(0x7fc00000u)) : result.elements[i];
     }
   }
   return result;
