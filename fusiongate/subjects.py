@@ -94,7 +94,8 @@ class Trial:
         """How often each path was taken for each reason; None for a foreign gate, which publishes neither."""
         if self.fusion is None:
             return None
-        return Counter({(str(path), str(reason)): count for (path, reason), count in self.fusion.counters.items()})
+        counters: Mapping[tuple[str, str], int] = self.fusion.counters
+        return Counter({(str(path), str(reason)): count for (path, reason), count in counters.items()})
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,5 +4,6 @@ from fusiongate.matrix.cells import Cell, CellFailure, CellResult, NotRun, Selec
 from fusiongate.matrix.check import PreparedCell
 from fusiongate.matrix.path_table import PathTable
 from fusiongate.matrix.plan import Matrix
+from fusiongate.subjects import ADALN
 
-__all__ = ["Cell", "CellFailure", "CellResult", "Matrix", "NotRun", "PathTable", "PreparedCell", "Selected"]
+__all__ = ["ADALN", "Cell", "CellFailure", "CellResult", "Matrix", "NotRun", "PathTable", "PreparedCell", "Selected"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -15,42 +14,15 @@ import torch
 from fusiongate.bits import normalised_strides
 from fusiongate.contracts import Exact
 from fusiongate.errors import FusiongateError
-from fusiongate.matrix.cells import Cell, CellFailure, CellResult, Outcome, Path
-from fusiongate.matrix.lifecycles import Lifecycle
-from fusiongate.matrix.modes import Mode, tensors_of
+from fusiongate.matrix.cells import Cell, CellFailure, CellResult, NotRun, Outcome, Path
+from fusiongate.matrix.modes import tensors_of
+from fusiongate.matrix.recipe import Recipe, Step
 from fusiongate.matrix.sizes import HUGE_ELEMENTS
-from fusiongate.subjects import Subject, Trial
+from fusiongate.matrix.telling import calls_in_words, described, failure, launches_in_words, story
+from fusiongate.subjects import Launcher, Trial
 from fusiongate.verdicts import bits_differ, compare
 
-__all__ = ["PreparedCell", "Recipe"]
-
-FORBIDDEN = "the launcher was reached where no kernel may be launched"
-
-
-@dataclass(frozen=True, slots=True)
-class Recipe:
-    """Everything that a cell's names stand for."""
-
-    cell: Cell
-    """The cell."""
-    subject: Subject
-    """The subject that runs: the host build on the host."""
-    mode: Mode
-    """How it is called."""
-    lifecycle: Lifecycle
-    """What its gate goes through."""
-    device: torch.device
-    """The device of the call."""
-    draw: Callable[[int], tuple[Any, ...]]
-    """The arguments of a call by its number: other data, the same signature."""
-    elsewhere: Callable[[], tuple[Any, ...]]
-    """Arguments of another signature."""
-    layout_forces: str | None
-    """The reason for which no gate may launch on the layout, whatever its predicate says."""
-    must_launch: bool
-    """Whether the cell has to launch, whatever the predicate says."""
-    may_decline: str | None
-    """The reason for which the cell is documented to be declined."""
+__all__ = ["PreparedCell"]
 
 
 class PreparedCell:
@@ -77,7 +49,7 @@ class PreparedCell:
                 raise
             except Exception as error:
                 self._raised = error
-            self._path, self._reason = self._expected_path()
+            self._last = recipe.last_step(self.args, self._raised)
 
     @property
     def cell(self) -> Cell:
@@ -92,12 +64,12 @@ class PreparedCell:
     @property
     def path(self) -> Path:
         """The path that the last call has to take."""
-        return self._path
+        return self._last.path
 
     @property
     def reason(self) -> str:
         """The published reason for it; the exception's name where eager raises."""
-        return self._reason
+        return self._last.reason
 
     @property
     def expected(self) -> torch.Tensor:
@@ -126,53 +98,21 @@ class PreparedCell:
             for number in range(calls):
                 self._check_call(trial, call, number)
             launches = trial.launches - before
-        if self._path == "fused":
+        if self.path == "fused":
             self._check_witness()
-        return CellResult(self.cell, self._outcome(), self._reason, launches, calls, time.perf_counter() - started)
-
-    # What has to come of it ------------------------------------------------------------------------------------------
-
-    def _expected_path(self) -> tuple[Path, str]:
-        recipe = self._recipe
-        forced = recipe.mode.forced
-        if self._raised is not None:
-            return "raises", type(self._raised).__name__
-        if forced is not None and forced.rung == "before declines":
-            return "reference", forced.reason
-        if recipe.layout_forces is not None:
-            return "reference", recipe.layout_forces
-        if any(tensor.numel() == 0 for tensor in tensors_of(self.args)):
-            return "reference", "empty"
-        try:
-            declined = recipe.subject.declined(*self.args)
-        except Exception:
-            return "reference", "declines-raised"
-        if declined is not None:
-            return "reference", declined
-        if forced is not None:
-            return "reference", forced.reason
-        path, reason = recipe.lifecycle.later
-        return ("fused" if path == "fused" else "reference"), reason
-
-    def _steps(self, number: int) -> tuple[str, str]:
-        lifecycle = self._recipe.lifecycle
-        if (self._path, self._reason) == lifecycle.later and number == 0:
-            return lifecycle.first
-        return self._path, self._reason
+        outcome: Outcome = "refused" if self.reason == "refused" else self.path
+        return CellResult(self.cell, outcome, self.reason, launches, calls, time.perf_counter() - started)
 
     def _check_declared(self) -> None:
         recipe = self._recipe
-        if recipe.must_launch and self._path != "fused":
-            if os.environ.get("FUSIONGATE_DISABLE"):
-                return
+        if recipe.must_launch and self.path != "fused":
+            happened = f"must fuse, but declined: {self.reason}"
+            raise self._failure(None, happened, "fused (verified): the layout stands in must_fuse")
+        if recipe.may_decline is not None and (self.path, self.reason) != ("reference", recipe.may_decline):
             raise self._failure(
-                "", f"must fuse, but declined: {self._reason}", "fused (verified): the layout stands in must_fuse"
-            )
-        if recipe.may_decline is not None and self._path == "fused":
-            raise self._failure(
-                "",
-                "declines gives no reason, and the cell would launch",
-                f"{recipe.may_decline!r}, which may_decline declares: take it out there if the kernel has learnt it",
+                None,
+                f"{self.path} ({self.reason})",
+                f"reference ({recipe.may_decline}), as may_decline says: change it there if the kernel has changed",
             )
 
     # The calls --------------------------------------------------------------------------------------------------------
@@ -188,9 +128,17 @@ class PreparedCell:
     def _trial(self) -> contextlib.AbstractContextManager[Trial]:
         recipe = self._recipe
         if recipe.mode.launcher_fails:
-            return recipe.subject.trial(lambda _launcher: _forbidden)
-        stand_in = recipe.lifecycle.stand_in
-        return recipe.subject.trial(None if stand_in is None else lambda launcher: stand_in(launcher, self.args))
+            return recipe.subject.trial(lambda _launcher: _Forbidden())
+        if recipe.lifecycle.stand_in is not None:
+            return recipe.subject.trial(self._stand_in)
+        return recipe.subject.trial()
+
+    def _stand_in(self, launcher: Launcher) -> Launcher:
+        stand_in = self._recipe.lifecycle.stand_in
+        assert stand_in is not None
+        if hasattr(type(launcher), "__getitem__"):
+            raise NotRun("nothing can stand in for a kernel that launches by kernel[grid]: its outputs are not known")
+        return stand_in(launcher, self.args)
 
     def _check_call(self, trial: Trial, call: Callable[..., Any], number: int) -> None:
         args = self.args if number == 0 else self._draw(number)
@@ -205,7 +153,7 @@ class PreparedCell:
                 self._check_path(trial, before, number)
                 return
             if raised is not None:
-                raise self._failure(number, "it returned", f"it raises {_described(raised)}, as eager does")
+                raise self._failure(number, "it returned", f"it raises {described(raised)}, as eager does")
             self._check_path(trial, before, number)
         # Before the bits: a reference that ran on what the kernel left behind differs for that reason.
         if any(one.changed() for one in watched):
@@ -223,55 +171,58 @@ class PreparedCell:
 
     def _check_raised(self, number: int, error: Exception, expected: Exception | None) -> None:
         if expected is None:
-            raise self._failure(number, f"it raised {_described(error)}", "it returns, as eager does") from error
+            raise self._failure(number, f"it raised {described(error)}", "it returns, as eager does") from error
         if type(error) is not type(expected):
             raise self._failure(
-                number, f"it raised {_described(error)}", f"it raises {_described(expected)}, as eager does"
+                number, f"it raised {described(error)}", f"it raises {described(expected)}, as eager does"
             ) from error
 
     def _check_path(self, trial: Trial, before: tuple[int, Mapping[tuple[str, str], int] | None], number: int) -> None:
         launches = trial.launches - before[0]
         mode = self._recipe.mode
-        path, reason = self._steps(number)
+        step = self._recipe.step(self._last, number)
         reached = mode.gate_calls[number]
         if trial.counts is None or before[1] is None:
             # A foreign gate decides for itself what its first call does.
-            launched = path == "fused"
+            launched = step.path == "fused"
             if number > 0 and reached and self._recipe.lifecycle.stand_in is None and launched != bool(launches):
                 raise self._failure(
-                    number, _launched(launches), f"{'a launch' if launched else 'no launch'} ({reason})"
+                    number, launches_in_words(launches), f"{'a launch' if launched else 'no launch'} ({step.reason})"
                 )
             return
         taken = Counter(trial.counts)
         taken.subtract(before[1])
         taken += Counter()
-        if mode.races and number == 0 and self._path == "fused":
+        if mode.races and number == 0 and self.path == "fused":
             if sum(taken.values()) != reached:
                 raise self._failure(number, f"{taken.total()} calls were counted", f"{reached} calls")
             return
-        if path == "raises":
+        if step.path == "raises":
             if launches:
-                raise self._failure(number, _launched(launches), "no launch where eager raises")
+                raise self._failure(number, launches_in_words(launches), "no launch where eager raises")
             return
         counted = not (mode.forced is not None and not mode.forced.counted)
-        due = Counter({(path, reason): reached} if counted and reached else {})
+        due: Counter[tuple[str, str]] = Counter({(step.path, step.reason): reached} if counted and reached else {})
         if taken != due:
             raise self._failure(
                 number,
-                f"{_paths(taken)}, {_launched(launches)}",
-                f"{_paths(due)}",
-                self._story(trial) if any(reason == "refused" for _, reason in taken) else None,
+                f"{calls_in_words(taken)}, {launches_in_words(launches)}",
+                calls_in_words(due),
+                self._story(trial) if any(reason == "refused" for _, reason in taken) else "",
             )
-        self._check_launches(number, launches, path, reason, reached)
+        self._check_launches(number, launches, step, reached)
 
-    def _check_launches(self, number: int, launches: int, path: str, reason: str, reached: int) -> None:
-        lifecycle = self._recipe.lifecycle
-        if path == "fused" and launches != reached:
-            raise self._failure(number, _launched(launches), f"{reached} launches ({reason})")
-        if path == "reference" and reason == "first-sight" and not launches and lifecycle.name != "launch-raises":
+    def _check_launches(self, number: int, launches: int, step: Step, reached: int) -> None:
+        if step.path == "fused" and launches != reached:
+            raise self._failure(number, launches_in_words(launches), f"{launches_in_words(reached)} ({step.reason})")
+        if step.reason == "first-sight" and not launches and not self._recipe.lifecycle.launch_raises:
             raise self._failure(number, "no launch", "first sight launches the kernel to compare it")
-        if path == "reference" and reason != "first-sight" and launches:
-            raise self._failure(number, _launched(launches), f"no launch ({reason})")
+        if step.path == "reference" and step.reason != "first-sight" and launches:
+            raise self._failure(number, launches_in_words(launches), f"no launch ({step.reason})")
+
+    def _story(self, trial: Trial) -> str:
+        with self._around():
+            return story(trial, self.args)
 
     # The bits ---------------------------------------------------------------------------------------------------------
 
@@ -292,7 +243,7 @@ class PreparedCell:
                 if _metadata(got) != _metadata(wanted):
                     raise self._failure(number, f"{_metadata(got)}", f"{_metadata(wanted)}")
                 continue
-            contract = subject.contract if self._path == "fused" and position == 0 else Exact()
+            contract = subject.contract if self.path == "fused" and position == 0 else Exact()
             verdict = compare(got, wanted, contract, subject.reference, args)
             if not verdict.ok:
                 raise self._failure(number, "the result is not the reference's", str(contract), str(verdict))
@@ -307,38 +258,11 @@ class PreparedCell:
         with self._around():
             verdict = compare(of_fused(*self.args), of_reference(*self.args))
         if not verdict.ok:
-            raise self._failure("", "the witness differs from the reference's", "equal bits", str(verdict))
+            raise self._failure(None, "the witness differs from the reference's", "equal bits", str(verdict))
 
-    # Telling it -------------------------------------------------------------------------------------------------------
-
-    def _outcome(self) -> Outcome:
-        return "refused" if self._reason == "refused" else self._path
-
-    def _story(self, trial: Trial) -> str:
-        """What differs when the kernel runs on this cell's own arguments: says more than that it was refused."""
-        fusion = self._recipe.subject.fusion
-        assert fusion is not None
-        assert trial.fusion is not None
-        lines = [f"event: {event}" for event in trial.fusion.gate.events]
-        try:
-            with self._around():
-                actual = fusion.fused(*self.args)
-                verdict = compare(actual, self.expected, fusion.contract, fusion.reference, self.args)
-            lines.append(f"on this cell's arguments: {verdict}")
-        except Exception as error:
-            lines.append(f"on this cell's arguments the kernel raised {_described(error)}")
-        return "\n".join(lines)
-
-    def _failure(self, number: int | str, happened: str, expected: str, story: str | None = None) -> CellFailure:
-        call = f", call {number + 1} of {self._recipe.lifecycle.calls}" if isinstance(number, int) else ""
-        lines = [
-            f"{self.cell.subject}[{self.id}]{call}",
-            f"  happened: {happened}",
-            f"  expected: {expected}",
-            *(f"  {line}" for line in (story or "").splitlines()),
-            f"  run: {_command(self.id)}",
-        ]
-        return CellFailure("\n".join(lines))
+    def _failure(self, number: int | None, happened: str, expected: str, more: str = "") -> CellFailure:
+        where = "" if number is None else f", call {number + 1} of {self._recipe.lifecycle.calls}"
+        return failure(self.cell, where, happened, expected, more)
 
 
 @dataclass(frozen=True, slots=True)
@@ -360,8 +284,14 @@ class _Watched:
         return bool(bits_differ(now, self.before))
 
 
-def _forbidden(*_args: Any, **_kwargs: Any) -> torch.Tensor:
-    raise CellFailure(FORBIDDEN)
+class _Forbidden:
+    """A launcher that must not be reached, by a call or by a grid."""
+
+    def __call__(self, *_args: Any, **_kwargs: Any) -> Any:
+        raise CellFailure("the launcher was reached where no kernel may be launched")
+
+    def __getitem__(self, _grid: Any) -> Any:
+        self()
 
 
 def _results(result: Any) -> tuple[torch.Tensor, ...]:
@@ -376,21 +306,3 @@ def _metadata(tensor: torch.Tensor) -> tuple[Any, ...]:
 def _shares(result: torch.Tensor, args: tuple[Any, ...]) -> bool:
     memory = result.untyped_storage().data_ptr()
     return bool(result.numel()) and any(memory == tensor.untyped_storage().data_ptr() for tensor in tensors_of(args))
-
-
-def _described(error: Exception) -> str:
-    first, *_ = str(error).splitlines() or [""]
-    return f"{type(error).__name__}: {first}"
-
-
-def _launched(launches: int) -> str:
-    return f"{launches or 'no'} {'launch' if launches in (0, 1) else 'launches'}"
-
-
-def _paths(counts: Mapping[tuple[str, str], int]) -> str:
-    return ", ".join(f"{count} × {path} ({reason})" for (path, reason), count in sorted(counts.items())) or "nothing"
-
-
-def _command(cell_id: str) -> str:
-    test, _, _phase = os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" (")
-    return f'pytest "{test}"' if test else f'pytest -k "{cell_id}"'

@@ -16,7 +16,7 @@ from fusiongate.matrix.cells import NotRun
 from fusiongate.matrix.inputs import Inputs
 from fusiongate.matrix.sizes import HUGE_ELEMENTS
 
-__all__ = ["DATA", "Draw", "Kind", "generator_for", "normal"]
+__all__ = ["DATA", "Draw", "Kind", "can_cancel", "generator_for", "normal"]
 
 Tensors = dict[str, torch.Tensor]
 
@@ -192,7 +192,22 @@ def _cancellation(draw: Draw) -> Tensors:
         cancelled = _cancelled(draw, values, operand.name)
         if cancelled is not None:
             return cancelled
-    raise NotRun("no operand can cancel the result")
+    raise _NothingCancels("no operand can cancel the result")
+
+
+class _NothingCancels(NotRun):
+    """The subject is none whose result can be cancelled."""
+
+
+def can_cancel(draw: Draw) -> bool:
+    """Whether an operand can cancel the result; true where that cannot be found out on the CPU."""
+    try:
+        _cancellation(draw)
+    except _NothingCancels:
+        return False
+    except NotRun:
+        pass
+    return True
 
 
 def _cancelled(draw: Draw, values: Tensors, name: str) -> Tensors | None:

@@ -18,11 +18,12 @@ import torch
 
 from fusiongate.bits import integer_view
 from fusiongate.errors import BuildError
+from fusiongate.matrix.cells import Path
 from fusiongate.subjects import Launcher, Trial
 
 __all__ = ["LIFECYCLES", "Lifecycle", "almost_right"]
 
-Step = tuple[str, str]
+Step = tuple[Path, str]
 Arguments = tuple[Any, ...]
 StandIn = Callable[[Launcher, Arguments], Launcher]
 
@@ -50,6 +51,8 @@ class Lifecycle:
     ready: Callable[[Trial, Callable[[], Arguments]], None] = _nothing
     """Brings the fresh gate into the state that the cell is about; its second argument makes the arguments of another
     signature."""
+    launch_raises: bool = False
+    """Whether no launch is ever completed."""
     foreign: bool = True
     """Whether a gate that publishes neither path nor reason can go through it."""
 
@@ -133,7 +136,7 @@ def _full(trial: Trial, elsewhere: Callable[[], Arguments]) -> None:
     trial.call(*elsewhere())
 
 
-_REFERENCE = "reference"
+_REFERENCE: Path = "reference"
 
 LIFECYCLES: dict[str, Lifecycle] = {
     lifecycle.name: lifecycle
@@ -154,6 +157,7 @@ LIFECYCLES: dict[str, Lifecycle] = {
             (_REFERENCE, "first-sight"),
             (_REFERENCE, "refused"),
             stand_in=_raising(lambda: RuntimeError("the launch failed, as this stand-in has to")),
+            launch_raises=True,
         ),
         Lifecycle(
             "build-fails",

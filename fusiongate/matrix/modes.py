@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fusiongate.matrix import tracing
+from fusiongate.subjects import Subject
 
 __all__ = ["MODES", "Forced", "Mode"]
 
@@ -79,6 +81,12 @@ class Mode:
     needs_gpu: bool = False
     """Whether the mode exists on GPUs only."""
 
+    def seen_by(self, subject: Subject) -> Mode:
+        """The mode as it is for a subject: a fusion that a compiler calls as an op is gated then too."""
+        if subject.fusion is None or subject.fusion.compile == "expression" or self.forced != _COMPILING:
+            return self
+        return dataclasses.replace(self, forced=None, alike=False, launcher_fails=False)
+
 
 def tensors_of(arguments: Arguments) -> list[torch.Tensor]:
     """The tensors among the arguments."""
@@ -123,7 +131,7 @@ class _PassThrough(TorchDispatchMode):
     """A dispatch mode that changes nothing: any could be recording what runs."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return func(*args, **(kwargs or {}))

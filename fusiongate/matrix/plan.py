@@ -9,16 +9,17 @@ import torch
 
 from fusiongate.errors import UsageError
 from fusiongate.matrix.cells import Cell, NotRun, Selected
-from fusiongate.matrix.check import PreparedCell, Recipe
-from fusiongate.matrix.data import DATA, Draw, generator_for
+from fusiongate.matrix.check import PreparedCell
+from fusiongate.matrix.data import DATA, Draw, can_cancel, generator_for
 from fusiongate.matrix.devices import DEVICES, check_memory
 from fusiongate.matrix.dtypes import dtypes_for
 from fusiongate.matrix.expansion import axis_values, expand
 from fusiongate.matrix.inputs import Factory, Inputs, Size
-from fusiongate.matrix.layouts import Layout, layouts_for
+from fusiongate.matrix.layouts import layouts_for
 from fusiongate.matrix.lifecycles import LIFECYCLES
 from fusiongate.matrix.memory import aligned_copy
 from fusiongate.matrix.modes import MODES
+from fusiongate.matrix.recipe import Recipe
 from fusiongate.matrix.sizes import HUGE_ELEMENTS, LARGE_ELEMENTS, sizes_for
 from fusiongate.subjects import ADALN, Subject
 
@@ -108,14 +109,20 @@ class Matrix:
             axes["lifecycle"] = tuple(name for name, lifecycle in LIFECYCLES.items() if lifecycle.foreign)
         if self.inputs.factory is not None:
             axes["data"] = axes["data"][:1]
-        base_size = axes["size"][0]
+        elif not can_cancel(self._draw(self._base, 0)):
+            axes["data"] = tuple(name for name in axes["data"] if name != "cancellation")
         points = expand(axes, unpaired=self._unpaired())
         cells = {
             cell.id: cell
-            for cell in (Cell(subject=self.subject.name, base_size=base_size, **point) for point in points)
+            for cell in (Cell(subject=self.subject.name, base_size=self._base.size, **point) for point in points)
             if self._exists(cell)
         }
         return tuple(sorted(cells.values(), key=lambda cell: (bool(cell.away), cell.id)))
+
+    @property
+    def _base(self) -> Cell:
+        size = next(iter(self.sizes))
+        return Cell(self.subject.name, next(iter(self._layouts)), next(iter(self._dtypes)), size, base_size=size)
 
     def _unpaired(self) -> frozenset[str]:
         return frozenset(name for name, size in self.sizes.items() if size.elements >= LARGE_ELEMENTS)
@@ -147,7 +154,9 @@ class Matrix:
         NotRun
             This machine lacks what the cell needs, which the text names.
         """
-        mode, placement = MODES[cell.mode], DEVICES[cell.device]
+        placement = DEVICES[cell.device]
+        subject = self._running(cell, device)
+        mode = MODES[cell.mode].seen_by(subject)
         if device.kind == "host" and mode.needs_gpu:
             raise NotRun("needs a GPU")
         where = placement.device(device)
@@ -156,7 +165,6 @@ class Matrix:
             if where.type == "cpu":
                 raise NotRun(f"needs a GPU: {elements:,} elements")
             check_memory(where, elements, self._dtypes[cell.dtype].main.itemsize)
-        subject = self._running(cell, device)
         prepared = PreparedCell(
             Recipe(
                 cell=cell,
@@ -193,20 +201,20 @@ class Matrix:
         if self.inputs.factory is not None:
             generator = generator_for(cell.id, call)
             return tuple(self.inputs.factory(dict(size.extents), plan.main, where, generator))
-        values = self._values(cell, call, layout, size)
+        values = DATA[cell.data].draw(self._draw(cell, call, size))
         if layout.constant:
-            first = self._values(cell, 0, layout, size)
+            first = DATA[cell.data].draw(self._draw(cell, 0, size))
             values |= {name: first[name] for name in layout.constant}
         placed = layout.place(self.inputs, {name: aligned_copy(value, where) for name, value in values.items()})
         return self.inputs.positional(placed)
 
-    def _values(self, cell: Cell, call: int, layout: Layout, size: Size) -> dict[str, torch.Tensor]:
-        draw = Draw(
+    def _draw(self, cell: Cell, call: int, another: Size | None = None) -> Draw:
+        size = another or self.sizes[cell.size]
+        return Draw(
             inputs=self.inputs,
-            shapes=layout.shapes(self.inputs, size),
+            shapes=self._layouts[cell.layout].shapes(self.inputs, size),
             dtypes=self._dtypes[cell.dtype].assign(self.inputs),
             reference=self.subject.reference,
             call=call,
             generator=generator_for(cell.id, call),
         )
-        return DATA[cell.data].draw(draw)
