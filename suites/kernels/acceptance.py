@@ -1,4 +1,4 @@
-"""What only a GPU can show of the library, shown and asserted: ``python -m fusiongate.suites.kernels.acceptance``.
+"""What only a GPU can show of the library, shown and asserted: ``python -m fusiongate.suites.kernels.acceptance [part …]``.
 
 Exits with 1 if anything does not hold, after everything has been looked at.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -278,15 +278,20 @@ def mounts(findings: Findings) -> None:
 PARTS = (exactness, witnesses, launches, capture, mounts, host_cost, bandwidth)
 
 
-def main() -> int:
-    """Look at everything; 0 if all of it holds."""
+def main(names: Sequence[str] = ()) -> int:
+    """Look at the named parts, or at everything; 0 if all of it holds."""
+    unknown = sorted(set(names) - {part.__name__ for part in PARTS})
+    if unknown:
+        known = ", ".join(part.__name__ for part in PARTS)
+        print(f"acceptance: no part is called {', '.join(unknown)}; there are {known}", file=sys.stderr)
+        return 2
     if not torch.cuda.is_available():
         print("acceptance: torch sees no GPU; run it on a machine that has one", file=sys.stderr)
         return 2
     print(fg.environment("cuda").summary())
     findings = Findings()
     torch.set_grad_enabled(False)
-    for part in PARTS:
+    for part in (part for part in PARTS if not names or part.__name__ in names):
         print(f"-- {part.__name__}: {part.__doc__}")
         part(findings)
     print(f"{findings.failed} finding(s) do not hold" if findings.failed else "everything holds")
@@ -294,4 +299,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))
