@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
@@ -12,56 +12,13 @@ from fusiongate.plugin.rows import record
 if TYPE_CHECKING:
     from fusiongate.fusions import Fusion
     from fusiongate.subjects import Subject
+    from fusiongate.timing.benchmarks import DeviceBenchmark
     from fusiongate.timing.measuring import Timer
     from fusiongate.timing.ratios import Ratio
 
-__all__ = ["DeviceBenchmark", "device_benchmark"]
+__all__ = ["device_benchmark"]
 
 _FIXTURE: Final = "device_benchmark"
-
-
-class DeviceBenchmark(Protocol):
-    """What the fixture gives a test."""
-
-    def __call__(
-        self,
-        op: Fusion | Subject,
-        *args: Any,
-        arms: Mapping[str, Callable[..., Any]] | None = None,
-        baseline: Fusion | None = None,
-        label: str | None = None,
-        hot: bool = False,
-        timer: Timer = "auto",
-        seconds: float = 1.0,
-        margin: float = 0.005,
-        precision: float | None = 0.0025,
-    ) -> Ratio:
-        """Measure ``op`` beside its reference and a copy of the same bytes, record each arm, and give the ratio.
-
-        Parameters
-        ----------
-        op
-            A fusion, or a subject; its kernel has to be launched on these arguments.
-        args
-            Its arguments; the device of its tensors is the one that is measured.
-        arms
-            Further callables of the same arguments, by the name of their row.
-        baseline
-            Another build of the same kernel: the ratio is then to that, and its arm is called ``base``.
-        label
-            Stands for the shape in the rows' names, where two cases share one.
-        hot
-            Leave the caches warm.
-        timer
-            ``graph``, ``events``, or ``auto``.
-        seconds, margin, precision
-            As :class:`fusiongate.timing.pairing.Settings` takes them.
-
-        Raises
-        ------
-        TimingError
-            The kernel was not launched, or its result is not the reference's.
-        """
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -21,7 +21,7 @@ from fusiongate.timing.ratios import Ratio
 from fusiongate.timing.rotation import bytes_moved, cache_bytes, copies_needed
 from fusiongate.timing.rows import SCHEMA, TimedRow
 
-__all__ = ["Benchmark", "benchmark"]
+__all__ = ["Benchmark", "DeviceBenchmark", "benchmark"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +34,50 @@ class Benchmark:
     """The kernel's time over its reference's, or over the baseline's."""
     measurement: Measurement
     """The measurement itself."""
+
+
+class DeviceBenchmark(Protocol):
+    """What the fixture ``device_benchmark`` gives a test."""
+
+    def __call__(
+        self,
+        op: Fusion | Subject,
+        *args: Any,
+        arms: Mapping[str, Callable[..., Any]] | None = None,
+        baseline: Fusion | None = None,
+        label: str | None = None,
+        hot: bool = False,
+        timer: Timer = "auto",
+        seconds: float = 1.0,
+        margin: float = 0.005,
+        precision: float | None = 0.0025,
+    ) -> Ratio:
+        """Measure ``op`` beside its reference and a copy of the same bytes, record each arm, and give the ratio.
+
+        Parameters
+        ----------
+        op
+            A fusion, or a subject; its kernel has to be launched on these arguments.
+        args
+            Its arguments; the device of its tensors is the one that is measured.
+        arms
+            Further callables of the same arguments, by the name of their row.
+        baseline
+            Another build of the same kernel: the ratio is then to that, and its arm is called ``base``.
+        label
+            Stands for the shape in the rows' names, where two cases share one.
+        hot
+            Leave the caches warm.
+        timer
+            ``graph``, ``events``, or ``auto``.
+        seconds, margin, precision
+            As :class:`fusiongate.timing.pairing.Settings` takes them.
+
+        Raises
+        ------
+        TimingError
+            The kernel was not launched, or its result is not the reference's.
+        """
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,33 @@
+"""Options and fixtures of the timings."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fusiongate.timing.revisions import kernels_at
+
+__all__ = ["base_kernels"]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Declare the revision to measure against."""
+    parser.getgroup("fusiongate").addoption(
+        "--against",
+        metavar="REV",
+        help="measure today's kernels beside those of this git revision, in pairs, instead of beside their references",
+    )
+
+
+@pytest.fixture(scope="session")
+def base_kernels(pytestconfig: pytest.Config) -> Iterator[types.ModuleType]:
+    """The kernels of the revision that ``--against`` names."""
+    # The option exists only in runs that name this folder.
+    revision = pytestconfig.getoption("--against", default=None)
+    if revision is None:
+        pytest.skip("not run: no revision to measure against; name one: pytest suites/timings --against REV")
+    with kernels_at(revision, Path(__file__).parent) as module:
+        yield module
