@@ -19,6 +19,7 @@ from fusiongate.matrix.modes import tensors_of
 from fusiongate.matrix.recipe import Recipe, Step
 from fusiongate.matrix.sizes import HUGE_ELEMENTS
 from fusiongate.matrix.telling import calls_in_words, described, failure, launches_in_words, story
+from fusiongate.matrix.tracing import of_the_compiler
 from fusiongate.subjects import Launcher, Trial
 from fusiongate.verdicts import bits_differ, compare
 
@@ -48,6 +49,8 @@ class PreparedCell:
             except FusiongateError:
                 raise
             except Exception as error:
+                if of_the_compiler(error):
+                    raise NotRun(f"torch.compile does not compile the reference here: {described(error)}") from error
                 self._raised = error
             self._last = recipe.last_step(self.args, self._raised)
 

@@ -17,7 +17,7 @@ from fusiongate.matrix.expansion import axis_values, expand
 from fusiongate.matrix.inputs import Factory, Inputs, Size
 from fusiongate.matrix.layouts import layouts_for
 from fusiongate.matrix.lifecycles import LIFECYCLES
-from fusiongate.matrix.memory import aligned_copy
+from fusiongate.matrix.memory import aligned_copy, realigned
 from fusiongate.matrix.modes import MODES
 from fusiongate.matrix.recipe import Recipe
 from fusiongate.matrix.sizes import HUGE_ELEMENTS, LARGE_ELEMENTS, sizes_for
@@ -199,8 +199,8 @@ class Matrix:
         plan, layout = self._dtypes[cell.dtype], self._layouts[cell.layout]
         size = another or self.sizes[cell.size]
         if self.inputs.factory is not None:
-            generator = generator_for(cell.id, call)
-            return tuple(self.inputs.factory(dict(size.extents), plan.main, where, generator))
+            made = self.inputs.factory(dict(size.extents), plan.main, where, generator_for(cell.id, call))
+            return tuple(realigned(value) if isinstance(value, torch.Tensor) else value for value in made)
         values = DATA[cell.data].draw(self._draw(cell, call, size))
         if layout.constant:
             first = DATA[cell.data].draw(self._draw(cell, 0, size))

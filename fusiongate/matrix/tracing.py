@@ -1,6 +1,7 @@
 """How the tracing modes call a subject: compilers, tracers, transforms and tensors without values.
 
-A tracer runs once and its graph serves the later calls, so that a value which it baked in as a constant shows.
+A tracer runs once and its graph serves the later calls, so that a value which it baked in as a constant shows. Tracers
+are imported where they are used: they cost seconds, and every worker of a parallel run collects all cells.
 """
 
 from __future__ import annotations
@@ -10,10 +11,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx.experimental.proxy_tensor import make_fx
 
-__all__ = ["by_functorch_grad", "by_jit", "by_make_fx", "by_vmap", "compiled", "to_fake", "to_meta"]
+__all__ = ["by_functorch_grad", "by_jit", "by_make_fx", "by_vmap", "compiled", "of_the_compiler", "to_fake", "to_meta"]
 
 Function = Callable[..., Any]
 
@@ -21,17 +20,33 @@ Function = Callable[..., Any]
 def compiled(function: Function, _device: torch.device) -> Function:
     """``torch.compile(fullgraph=True)``: a graph break is an error."""
     # Dynamo keeps its caches by code object, which every cell's call shares.
-    torch._dynamo.reset()
+    torch.compiler.reset()
 
     def called(*arguments: Any) -> Any:
         return function(*arguments)
 
-    result: Function = torch.compile(called, fullgraph=True)
-    return result
+    graph: Function = torch.compile(called, fullgraph=True)
+
+    def quietly(*arguments: Any) -> Any:
+        with warnings.catch_warnings():
+            # Inductor's own; a project that turns warnings into errors would see no compiled cell.
+            warnings.simplefilter("ignore")
+            return graph(*arguments)
+
+    return quietly
+
+
+def of_the_compiler(error: Exception) -> bool:
+    """Whether an exception is the compiler's own, such as that there is no C++ compiler."""
+    from torch._dynamo.exc import TorchDynamoException
+
+    return isinstance(error, TorchDynamoException)
 
 
 def by_make_fx(function: Function, _device: torch.device) -> Function:
     """Traced by ``make_fx`` on the first call."""
+    from torch.fx.experimental.proxy_tensor import make_fx
+
     return _traced_once(function, lambda of_tensors, tensors: make_fx(of_tensors)(*tensors))
 
 
@@ -107,6 +122,8 @@ def to_meta(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
 
 def to_fake(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
     """Fake tensors of one mode."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
     mode = FakeTensorMode()
     return tuple(
         mode.from_tensor(argument) if isinstance(argument, torch.Tensor) else argument for argument in arguments
