@@ -6,6 +6,7 @@ A hint is a help, never a verdict: what cannot be told is ``None``, and nothing 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -220,13 +221,18 @@ class _Matcher:
         return 1 - missed / self.number, new / self.number
 
 
+# Seconds: combinations of roundings grow with the square of a chain's length, and a gate's caller waits for the hint.
+_PATIENCE = 2.0
+
+
 def _explained(program: Program, reference: Callable[..., Tensor], names: Sequence[str], sample: _Sample) -> str | None:
     matcher = _Matcher(sample)
     partial: str | None = None
     close: list[tuple[float, str]] = []
     perfect: list[str] = []
+    deadline = time.monotonic() + _PATIENCE
     for variant in rounding_variants(program):
-        if perfect and not variant.single:
+        if (perfect and not variant.single) or time.monotonic() > deadline:
             break
         reproduced, new = matcher.match(replay(program, variant.roundings))
         if reproduced == 1 and new == 0:
