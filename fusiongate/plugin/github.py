@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from fusiongate.platforms import Environment
 from fusiongate.plugin.recorder import RECORDER, Failure, Recorder
-from fusiongate.plugin.summary import environment_line, not_compared, not_run, outcome_table, reasons
+from fusiongate.plugin.summary import not_compared, not_run, outcome_table, reasons
 
 __all__ = ["annotation", "step_summary"]
 
@@ -66,7 +67,7 @@ def _in_workspace(config: pytest.Config, failure: Failure) -> str:
 
 
 def step_summary(
-    cells: Sequence[Mapping[str, Any]], environments: Sequence[Mapping[str, Any]], complaints: Sequence[str]
+    cells: Sequence[Mapping[str, Any]], environments: Sequence[Environment], complaints: Sequence[str]
 ) -> str:
     """Give the run as Markdown: complaints, the table, the reasons, and what was not run or not compared."""
     lines = ["## fusiongate", ""]
@@ -79,7 +80,7 @@ def step_summary(
         for reason, names in groups.items():
             lines += [f"<details><summary>{title}: {_markdown(reason)} ({len(names)})</summary>", ""]
             lines += [f"- {_markdown(name)}" for name in sorted(names)] + ["", "</details>", ""]
-    lines += [f"Environment: {_markdown(environment_line(environment))}" for environment in environments]
+    lines += [f"Environment: {_markdown(environment.summary())}" for environment in environments]
     return "\n".join(lines) + "\n\n"
 
 

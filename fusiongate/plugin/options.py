@@ -14,7 +14,7 @@ import pytest
 from fusiongate import ledger
 from fusiongate.errors import LedgerError
 
-__all__ = ["Options", "is_worker", "options"]
+__all__ = ["Options", "is_worker", "kernels_disabled", "options"]
 
 Device = Literal["auto", "host", "cuda"]
 Missing = Literal["fail", "skip"]
@@ -106,6 +106,11 @@ def is_worker(config: pytest.Config) -> bool:
     return hasattr(config, "workerinput")
 
 
+def kernels_disabled() -> bool:
+    """Tell whether FUSIONGATE_DISABLE switches all kernels off, as every fusion reads it."""
+    return os.environ.get("FUSIONGATE_DISABLE", "") not in ("", "0")
+
+
 def options(config: pytest.Config) -> Options:
     """Give the options of this run.
 
@@ -167,7 +172,7 @@ def _parse(config: pytest.Config) -> Options:
             "--fusiongate-update-paths: no folder to record in: set fusiongate_snapshots in the ini file, "
             "or give --fusiongate-snapshots=DIR"
         )
-    if parsed.update_paths and os.environ.get("FUSIONGATE_DISABLE"):
+    if parsed.update_paths and kernels_disabled():
         raise pytest.UsageError(
             "--fusiongate-update-paths: FUSIONGATE_DISABLE is set, and every path of such a run is the reference: "
             "unset it"

@@ -13,6 +13,7 @@ import pytest
 
 from fusiongate import _atomic, ledger
 from fusiongate.errors import LedgerError, SnapshotError
+from fusiongate.platforms import Environment
 from fusiongate.plugin import judgement
 from fusiongate.plugin.options import is_worker, options
 from fusiongate.plugin.paths import record_tables
@@ -51,7 +52,7 @@ class Recorder:
         self.config = config
         self.writer = ledger.Writer(path, run)
         self.cells: list[Mapping[str, Any]] = []
-        self.environments: dict[str, Mapping[str, Any]] = {}
+        self.environments: dict[str, Environment] = {}
         self.failures: list[Failure] = []
         self.complaints: list[str] = []
         self.tables: dict[Path, int] = {}
@@ -75,7 +76,7 @@ class Recorder:
             if observation.kind == "run":
                 if observation.environment in self.environments:
                     continue
-                self.environments[observation.environment] = observation.payload
+                self.environments[observation.environment] = Environment.from_json(observation.payload)
             elif observation.kind == "cell":
                 self.cells.append({**observation.payload, "subject": observation.subject})
             self._append(observation.kind, observation.subject, observation.environment, observation.payload)

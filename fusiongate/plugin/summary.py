@@ -12,7 +12,7 @@ import pytest
 from fusiongate.plugin.judgement import cell_name, shortened
 from fusiongate.plugin.recorder import RECORDER, Recorder
 
-__all__ = ["OUTCOMES", "environment_line", "not_compared", "not_run", "outcome_table", "reasons"]
+__all__ = ["OUTCOMES", "not_compared", "not_run", "outcome_table", "reasons"]
 
 OUTCOMES = ("fused", "reference", "refused", "raises", "not run", "red")
 """What may come of a cell, in the order of the table's columns."""
@@ -47,7 +47,7 @@ def _blocks(recorder: Recorder, *, verbose: bool) -> Iterator[list[str]]:
     for title, groups in (("not run", not_run(cells)), ("not compared", not_compared(cells))):
         if groups:
             yield [title, *(f"  {why} ({len(names)}): {shortened(names, limit)}" for why, names in groups.items())]
-    closing = [f"environment: {environment_line(environment)}" for environment in recorder.environments.values()]
+    closing = [f"environment: {environment.summary()}" for environment in recorder.environments.values()]
     if rows := recorder.writer.count:
         closing.append(f"ledger: {_relative(recorder.writer.path, recorder.config)} ({_rows(rows)})")
     closing += [f"path table: {_relative(path, recorder.config)} ({_rows(n)})" for path, n in recorder.tables.items()]
@@ -98,12 +98,6 @@ def not_compared(cells: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
         if cell.get("not_compared"):
             groups[cell["not_compared"]].append(cell_name(cell))
     return dict(sorted(groups.items()))
-
-
-def environment_line(environment: Mapping[str, Any]) -> str:
-    """Say an environment in one line."""
-    named = [str(environment[name]) for name in ("platform", "device_name") if environment.get(name)]
-    return ", ".join([*named, f"torch {environment['torch']}"])
 
 
 def _aligned(table: Sequence[tuple[str, ...]]) -> Iterator[str]:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
-import torch  # noqa: F401 - a run in this process forgets the modules it imported, and torch cannot be imported twice
 
 from fusiongate import ledger
 
-__all__ = ["Project"]
+__all__ = ["Modules", "Project"]
 
 _SURROUNDINGS = (
     "FUSIONGATE_DISABLE",
@@ -23,6 +24,27 @@ _SURROUNDINGS = (
 )
 
 
+class Modules:
+    """What runs in this process have imported, apart from the projects' own modules.
+
+    Pytester forgets all that; torch and kernels register what they define with C++, which takes no second time.
+    """
+
+    def __init__(self) -> None:
+        self._kept: dict[str, ModuleType] = {}
+
+    def pytest_unconfigure(self, config: pytest.Config) -> None:
+        """At the end of a run, as a plugin of it."""
+        root = str(config.rootpath)
+        for name, module in sys.modules.items():
+            if not (getattr(module, "__file__", None) or "").startswith(root):
+                self._kept[name] = module
+
+    def restore(self) -> None:
+        """Put them back where Python looks for them."""
+        sys.modules.update(self._kept)
+
+
 class Project:
     """A project with the tests that it is given.
 
@@ -33,10 +55,13 @@ class Project:
     monkeypatch
         What the run around this one has set in the environment is taken away: a worker of pytest-xdist would take the
         inner pytest for itself, and a job's summary would be written by both.
+    modules
+        Keeps what its runs import.
     """
 
-    def __init__(self, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, modules: Modules) -> None:
         self.pytester = pytester
+        self.modules = modules
         self.path = pytester.path
         self.setenv = monkeypatch.setenv
         for name in _SURROUNDINGS:
@@ -59,7 +84,10 @@ class Project:
         strict = ("-Werror", "--strict-markers", "--strict-config", "-p", "no:hypothesispytest", *arguments)
         if own_process:
             return self.pytester.runpytest_subprocess(*strict)
-        return self.pytester.runpytest_inprocess(*strict)
+        try:
+            return self.pytester.runpytest_inprocess(*strict, plugins=[self.modules])
+        finally:
+            self.modules.restore()
 
     @property
     def ledger(self) -> ledger.Ledger:

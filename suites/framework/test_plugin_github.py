@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+from fusiongate.platforms import Environment
 from fusiongate.plugin.github import annotation, step_summary
 
 from .observing import cell, prepare
 from .projects import Project
 
 RED = cell(outcome="red", reason="bits differ", message="100% of bits differ:\nfirst at (0, 1)")
-ENVIRONMENT = {"platform": "cuda-sm_90", "device_name": "NVIDIA H200", "torch": "2.11.0+cu130"}
+ENVIRONMENT = Environment(
+    platform="cuda-sm_90",
+    device_name="NVIDIA H200",
+    torch="2.11.0+cu130",
+    runtime="cuda 13.0",
+    driver=None,
+    python="3.12.3",
+    threads=16,
+    libraries={},
+    switches={},
+)
 
 
 def test_an_annotation_is_escaped_as_github_asks() -> None:
@@ -88,6 +99,6 @@ def test_the_step_summary_is_markdown_with_foreign_text_escaped() -> None:
         "",
         "</details>",
         "",
-        "Environment: cuda-sm\\_90, NVIDIA H200, torch 2.11.0\\+cu130",
+        "Environment: cuda-sm\\_90 \\(NVIDIA H200\\), torch 2.11.0\\+cu130",
         "",
     ]
