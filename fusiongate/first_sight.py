@@ -1,13 +1,13 @@
 """First sight: everything that is asked of a kernel on a signature before its results may be used there.
 
-The reference runs on the live inputs; the caller gets that result, whatever comes of the rest. Then the kernel runs, never on
-the live tensors: on probes with fresh numbers, because live ones may prove nothing (zeros verify any kernel), and on copies
-of the live inputs, because a probe may miss what is live.
+The reference runs on the live inputs; the caller gets that result, whatever comes of the rest. Then the kernel runs,
+never on the live tensors: on probes with fresh numbers, because live ones may prove nothing (zeros verify any kernel),
+and on copies of the live inputs, because a probe may miss what is live.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -17,14 +17,18 @@ from torch import Tensor
 from .contracts import Contract, Exact
 from .guarded import PoisonedAllocations, storage_range
 from .probes import Operands, live_copies, redrawn, taller
+from .signatures import tensors_of
+from .surroundings import Surroundings, is_out_of_memory
 from .verdicts import Verdict, compare
 
 __all__ = ["FirstSight", "Trial", "Witness"]
 
 ELEMENTS = 1 << 16
-"""Elements of probes that are compared before a kernel is believed: an all-fp32 chain passed 70 % of one-element probes."""
+"""Elements of probes that are compared first: an all-fp32 chain passed 70 % of probes with a single element."""
 ROWS = 1 << 12
 """Elements of a witness likewise: a wrong order of summation agrees with the right one in most rows."""
+BATCH = 256
+"""Small probes whose results are compared together."""
 
 Function: TypeAlias = Callable[..., Any]
 Witness: TypeAlias = tuple[Function, Function]
@@ -51,37 +55,6 @@ class Trial:
     """The arguments' names."""
 
 
-class _Surroundings:
-    """What a launch has to leave as it was: the random state, the current device and its stream."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._cpu_state = torch.get_rng_state()
-        self._cuda = device.type == "cuda"
-        if self._cuda:
-            self._device_state = torch.cuda.get_rng_state(device)
-            self._current = torch.cuda.current_device()
-            self._stream = torch.cuda.current_stream()
-
-    def disturbance(self) -> tuple[str, str] | None:
-        if self._cuda and torch.cuda.current_device() != self._current:
-            return "device", "the kernel changed the current device and did not change it back"
-        if self._cuda and torch.cuda.current_stream() != self._stream:
-            return "stream", "the kernel changed the current stream and did not change it back"
-        if not torch.equal(torch.get_rng_state(), self._cpu_state):
-            return "random-state", "the kernel moved the random state of the CPU"
-        if self._cuda and not torch.equal(torch.cuda.get_rng_state(self._device), self._device_state):
-            return "random-state", f"the kernel moved the random state of {self._device}"
-        return None
-
-    def restore(self) -> None:
-        torch.set_rng_state(self._cpu_state)
-        if self._cuda:
-            torch.cuda.set_device(self._current)
-            torch.cuda.set_stream(self._stream)
-            torch.cuda.set_rng_state(self._device_state, self._device)
-
-
 class FirstSight:
     """One first sight.
 
@@ -98,7 +71,9 @@ class FirstSight:
         self._args = args
         self._elements = 0
         self._rows = 0
-        self._outputs: list[Tensor] = []
+        self._earlier: Tensor | None = None
+        self.running = "the gate"
+        """Whose code runs, in words, for the story of an exception."""
 
     def verdict(self, expected: Tensor) -> Verdict:
         """Put the kernel through everything; the first fault is the verdict.
@@ -108,83 +83,151 @@ class FirstSight:
         expected
             The reference's result on the live arguments.
         """
-        device = expected.device
-        surroundings = _Surroundings(device)
-        generator = torch.Generator(device)
+        if not isinstance(expected, Tensor) or expected.layout is not torch.strided or not expected.numel():
+            story = "the reference does not return one dense tensor with elements; there is nothing to compare with"
+            return self._fault("reference", story, 0)
+        surroundings = Surroundings(expected.device)
+        generator = torch.Generator(expected.device)
         generator.manual_seed(0x5EED)
         try:
-            for operands in self._probes(expected, generator):
-                verdict = self._try(operands, self._reference(operands), surroundings) or self._try_witness(operands)
-                if verdict is not None:
-                    return verdict
-                self._outputs = self._outputs[-1:]
-            verdict = self._try(live_copies(self._args), expected, surroundings)
-            return verdict or Verdict(True, "equal" if isinstance(self._trial.contract, Exact) else "within",
-                                      self._trial.contract, self._elements)
+            fault = (
+                self._try_probes(expected, generator, surroundings)
+                or self._try_many(expected, generator)
+                or self._try(live_copies(self._args), expected, surroundings)
+            )
         finally:
             surroundings.restore()
-
-    def _probes(self, expected: Tensor, generator: torch.Generator) -> Any:
-        """Probes until enough has been compared; which come next depends on what was counted before."""
-        if self._trial.probe is not None:
-            while not self._enough():
-                yield Operands(tuple(self._trial.probe(*self._args)), {})
-            return
-        yield redrawn(self._args, generator, special=False)
-        yield redrawn(self._args, generator, special=True)
-        while not self._enough():
-            yield self._taller(expected, generator) or redrawn(self._args, generator, special=False)
+        reason = "equal" if isinstance(self._trial.contract, Exact) else "within"
+        return fault or Verdict(True, reason, self._trial.contract, self._elements)
 
     def _enough(self) -> bool:
         return self._elements >= ELEMENTS and (self._trial.witness is None or self._rows >= ROWS)
 
+    # -- what the kernel is tried on -----------------------------------------------------------------------------------
+
+    def _try_probes(self, expected: Tensor, generator: torch.Generator, around: Surroundings) -> Verdict | None:
+        for operands in self._probes(expected, generator):
+            reference = self._run("the reference, on fresh operands,", self._trial.reference, operands.args)
+            if not reference.numel():
+                return self._fault("probe", "the probe's operands give a result without elements", expected.numel())
+            verdict = self._try(operands, reference, around) or self._try_witness(operands)
+            if verdict is not None:
+                return verdict
+        return None
+
+    def _probes(self, expected: Tensor, generator: torch.Generator) -> Iterator[Operands]:
+        """Probes until enough has been compared, or until no more can be made of this height."""
+        if self._trial.probe is not None:
+            while not self._enough():
+                operands = live_copies(self._run("probe=", self._trial.probe, self._args))
+                reason = self._run("declines", self._trial.declines, operands.args)
+                if reason is not None:
+                    raise ValueError(f"probe= gave operands that declines refuses: {reason}")
+                yield operands
+            return
+        yield redrawn(self._args, generator, special=False)
+        yield redrawn(self._args, generator, special=True)
+        while not self._enough():
+            higher = self._taller(expected, generator)
+            if higher is None:
+                return
+            yield higher
+
     def _taller(self, expected: Tensor, generator: torch.Generator) -> Operands | None:
         factor = -(-(ELEMENTS - self._elements) // expected.numel())
         if self._trial.witness is not None and self._rows:
-            # Two probes of the live height have been counted.
+            # Two probes of the live height have been counted, at least.
             factor = max(factor, -(-2 * (ROWS - self._rows) // self._rows))
-        operands = taller(self._args, expected, max(factor, 2), generator)
+        operands = taller(self._args, expected, factor, generator)
         if operands is None or self._trial.declines(*operands.args) is not None:
             return None
         try:
             result = self._trial.reference(*operands.args)
-        except (RuntimeError, ValueError, IndexError):
+        except (RuntimeError, ValueError, IndexError) as error:
+            if is_out_of_memory(error):
+                raise
             # The reference has no batch in that direction after all.
             return None
-        return operands if result.shape == (operands_batch(expected, operands), *expected.shape[1:]) else None
+        return operands if result.shape == (operands.batch(expected.dim()), *expected.shape[1:]) else None
 
-    def _reference(self, operands: Operands) -> Tensor:
-        result: Tensor = self._trial.reference(*operands.args)
+    def _try_many(self, expected: Tensor, generator: torch.Generator) -> Verdict | None:
+        """Probes of the live height until enough has been compared, many at once: each may be a single element."""
+        if self._enough():
+            return None
+        trial = self._trial
+        operands = redrawn(self._args, generator, special=False)
+        of_reference, of_kernel = trial.witness or (trial.reference, trial.launch)
+        while not self._enough():
+            refills = operands.refills(BATCH, generator)
+            outputs: list[tuple[Tensor, Tensor]] = []
+            witnesses: list[tuple[Tensor, Tensor]] = []
+            for _ in refills:
+                reference = self._run("the reference, on fresh operands,", trial.reference, operands.args)
+                outputs.append((self._run("the kernel", trial.launch, operands.args), reference))
+                if trial.witness is not None:
+                    statistic = self._run("the reference's witness", of_reference, operands.args)
+                    witnesses.append((self._run("the kernel's witness", of_kernel, operands.args), statistic))
+            if (fault := operands.fault(self._name)) is not None:
+                return self._fault(*fault, expected.numel())
+            if not _all_equal(outputs):
+                for _, (actual, reference) in zip(refills, outputs, strict=True):
+                    verdict = compare(actual, reference, trial.contract, trial.reference, operands.args)
+                    if not verdict:
+                        return verdict
+            self._elements += sum(reference.numel() for _, reference in outputs)
+            if witnesses:
+                actual, statistic = (torch.cat([w.reshape(-1) for w in side]) for side in zip(*witnesses, strict=True))
+                if (fault_of_witness := self._compare_witness(actual, statistic)) is not None:
+                    return fault_of_witness
+        return None
+
+    # -- one trial -----------------------------------------------------------------------------------------------------
+
+    def _run(self, whose: str, function: Function, args: Sequence[Any]) -> Any:
+        """Call somebody else's code, and remember whose it was should it raise."""
+        self.running = whose
+        result = function(*args)
+        self.running = "the gate"
         return result
 
-    def _try(self, operands: Operands, expected: Tensor, surroundings: _Surroundings) -> Verdict | None:
+    def _try(self, operands: Operands, expected: Tensor, surroundings: Surroundings) -> Verdict | None:
         surroundings.restore()
         poison = PoisonedAllocations(expected)
         with poison:
-            actual = self._trial.launch(*operands.args)
-        if (fault := operands.fault(self._name) or surroundings.disturbance() or self._aliasing(actual, expected, operands)) is not None:
-            return self._fault(*fault, expected)
+            actual = self._run("the kernel", self._trial.launch, operands.args)
+        fault = operands.fault(self._name) or surroundings.disturbance() or self._aliasing(actual, expected, operands)
+        if fault is not None:
+            return self._fault(*fault, expected.numel())
         verdict = compare(
             actual, expected, self._trial.contract, self._trial.reference, operands.args, poison=poison.poison()
         )
         if not verdict:
             return verdict
         self._elements += expected.numel()
-        self._outputs.append(actual)
+        self._earlier = actual
         return None
 
     def _try_witness(self, operands: Operands) -> Verdict | None:
         if self._trial.witness is None:
             return None
         of_reference, of_kernel = self._trial.witness
-        expected = of_reference(*operands.args)
-        verdict = compare(of_kernel(*operands.args), expected)
+        expected = self._run("the reference's witness", of_reference, operands.args)
+        # The statistic is an output too: memory that the reference's has just left must not pass for the kernel's.
+        with PoisonedAllocations(expected):
+            actual = self._run("the kernel's witness", of_kernel, operands.args)
+        return self._compare_witness(actual, expected)
+
+    def _compare_witness(self, actual: Tensor, expected: Tensor) -> Verdict | None:
+        verdict = compare(actual, expected)
         # A statistic has one element a row; an intermediate has a row of elements.
         self._rows += expected.numel() if expected.dim() < 2 else expected[..., 0].numel()
         if verdict:
             return None
-        story = f"the witness differs ({verdict.mismatched} of {verdict.total} rows): the outputs agree by luck, the reduction does not"
-        return self._fault("witness", story, expected, verdict.hint)
+        story = (
+            f"the witness differs ({verdict.mismatched:,} of {verdict.total:,} elements): where outputs agree, they do "
+            f"so by luck, the reduction does not"
+        )
+        return self._fault("witness", story, verdict.total, verdict.hint)
 
     def _aliasing(self, actual: Any, expected: Tensor, operands: Operands) -> tuple[str, str] | None:
         """Whether the output shares memory with anything that was there before the launch."""
@@ -192,9 +235,9 @@ class FirstSight:
             return None  # compare() says what is wrong with it
         begin, end = storage_range(actual)
         others = {
-            "an input": [*operands.tensors(), *(arg for arg in self._args if isinstance(arg, Tensor))],
+            "an input": [*operands.tensors(), *tensors_of(self._args)],
             "the reference's result": [expected],
-            "an earlier call's result": self._outputs,
+            "an earlier call's result": [] if self._earlier is None else [self._earlier],
         }
         for what, tensors in others.items():
             for other_begin, other_end in map(storage_range, tensors):
@@ -202,14 +245,15 @@ class FirstSight:
                     return "aliasing", f"the kernel's output shares memory with {what}"
         return None
 
-    def _fault(self, reason: str, story: str, expected: Tensor, hint: str | None = None) -> Verdict:
-        return Verdict(False, reason, self._trial.contract, expected.numel(), actual=story, hint=hint)
+    def _fault(self, reason: str, story: str, total: int, hint: str | None = None) -> Verdict:
+        return Verdict(False, reason, self._trial.contract, total, actual=story, hint=hint)
 
     def _name(self, position: int) -> str:
         return self._trial.names[position] if position < len(self._trial.names) else f"argument {position}"
 
 
-def operands_batch(expected: Tensor, operands: Operands) -> int:
-    """The batch of the operands, of which at least one spans it."""
-    sizes = [t.shape[0] for t in operands.tensors() if t.dim() == expected.dim()]
-    return max(sizes, default=expected.shape[0])
+def _all_equal(pairs: Sequence[tuple[Any, Tensor]]) -> bool:
+    """Whether all pairs are equal in bits, by one comparison; False also where that cannot be told at once."""
+    if not all(isinstance(actual, Tensor) and actual.shape == expected.shape for actual, expected in pairs):
+        return False
+    return bool(compare(torch.stack([actual for actual, _ in pairs]), torch.stack([expected for _, expected in pairs])))

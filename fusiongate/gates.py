@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import itertools
 import logging
-import random
 import threading
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import Literal
+from typing import Literal, final
 
 from .errors import UsageError
+from .rechecks import Recheck
 from .signatures import Signature
 
-__all__ = ["After", "Decision", "Event", "Every", "Gate", "Path", "Policy", "Reason", "Sampled", "Slot", "State", "Tallies"]
+__all__ = ["After", "Decision", "Event", "Every", "Gate", "Path", "Policy", "Reason", "Sampled", "Slot", "State"]
 
 log = logging.getLogger("fusiongate")
+
+_WORD = (1 << 64) - 1
 
 Path = Literal["fused", "reference"]
 
@@ -84,20 +86,22 @@ class Every:
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """Look again at a random share of a signature's fused calls."""
+    """Look again at a random share of a signature's fused calls; the same calls in every run."""
 
     share: float
-    """Of all calls, 0 to 1."""
-    # A generator of its own: looking again must not move the random state of the program.
-    _random: random.Random = field(default_factory=lambda: random.Random(0), repr=False, compare=False)
+    """Of all calls, above 0 and at most 1."""
 
     def __post_init__(self) -> None:
-        if isinstance(self.share, bool) or not isinstance(self.share, (int, float)) or not 0 < self.share <= 1:
+        if isinstance(self.share, bool) or not isinstance(self.share, int | float) or not 0 < self.share <= 1:
             raise UsageError(f"Sampled({self.share!r}): expected a share of the calls, above 0 and at most 1")
 
     def due(self, call: int) -> bool:
-        """Whether the call is one to look at."""
-        return self._random.random() < self.share
+        """Whether the call with this number, counted from 1, is one to look at."""
+        # SplitMix64's finalizer (Steele, Lea and Flood, 2014): a generator with a state would be one for all gates.
+        mixed = call * 0x9E3779B97F4A7C15 & _WORD
+        mixed = (mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9 & _WORD
+        mixed = (mixed ^ mixed >> 27) * 0x94D049BB133111EB & _WORD
+        return (mixed ^ mixed >> 31) < self.share * (_WORD + 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +111,7 @@ class After:
     seconds: float | None = None
     """Since it was refused."""
     calls: int | None = None
-    """Calls that took the reference since then."""
+    """Since it was refused, the one that tries again included."""
 
     def __post_init__(self) -> None:
         if self.seconds is None and self.calls is None:
@@ -165,7 +169,7 @@ class Event:
     time: float
     """Seconds since the epoch."""
     kind: str
-    """``verified``, ``refused``, ``recovering``, ``capturing``, ``capacity`` or ``out-of-memory``."""
+    """``verified``, ``refused``, ``recovering``, or the reason of a fall-back that is no verdict."""
     signature: Signature | None
     """Which signature it happened to."""
     message: str
@@ -175,50 +179,21 @@ class Event:
         return f"{self.kind}: {self.message}"
 
 
+@final
 class Slot:
     """One signature's place in a gate. Read without a lock; written under the gate's."""
 
-    __slots__ = ("calls", "checked", "pending", "reason", "refused_at", "signature", "since", "state")
+    __slots__ = ("reason", "recheck", "refused_at", "signature", "since", "state")
 
     def __init__(self, signature: Signature) -> None:
         self.signature = signature
         self.state = State.UNSEEN
         self.reason: str = Reason.FIRST_SIGHT
-        # Fused calls, for recheck; next() on it is atomic, so that threads can share it without a lock.
-        self.calls = itertools.count(1)
-        self.checked = 0
-        """The last call whose recheck is known to have been clean; 0 is first sight."""
-        self.pending: object | None = None
-        """What a recheck on an asynchronous device has not reported yet."""
+        self.recheck = Recheck()
+        """The fused calls since it was verified."""
         self.refused_at = 0.0
         self.since = itertools.count(1)
-        """Calls since the refusal."""
-
-
-class Tallies:
-    """Counts by key that any number of threads add to without a lock: each has a Counter of its own."""
-
-    def __init__(self) -> None:
-        self._local = threading.local()
-        self._counters: list[Counter[tuple[str, str]]] = []
-        self._lock = threading.Lock()
-
-    def add(self, key: tuple[str, str]) -> None:
-        """Count one."""
-        try:
-            self._local.counter[key] += 1
-        except AttributeError:
-            counter: Counter[tuple[str, str]] = Counter({key: 1})
-            self._local.counter = counter
-            with self._lock:
-                self._counters.append(counter)
-
-    def total(self) -> Counter[tuple[str, str]]:
-        """The sum over all threads."""
-        with self._lock:
-            counters = list(self._counters)
-        # dict(...) copies in one step, so that a thread that is counting does not disturb the sum.
-        return sum((Counter(dict(counter)) for counter in counters), Counter())
+        """Calls since it was refused."""
 
 
 class Gate:
@@ -238,7 +213,7 @@ class Gate:
         self.name = name
         self.policy = policy
         self.lock = threading.RLock()
-        """Held while a signature is being looked at: a second caller waits for the verdict instead of making its own."""
+        """Held while a signature is looked at: a second caller waits for the verdict and makes none of its own."""
         self._clock = clock
         self._slots: dict[Signature, Slot] = {}
         self._events: deque[Event] = deque(maxlen=1000)
@@ -257,10 +232,10 @@ class Gate:
 
     def state(self, signature: Signature) -> State:
         """What is known about a signature."""
-        if self._all_refused is not None:
-            return State.REFUSED
         slot = self._slots.get(signature)
-        return State.UNSEEN if slot is None else slot.state
+        if slot is not None:
+            return slot.state
+        return State.UNSEEN if self._all_refused is None else State.REFUSED
 
     def slot(self, signature: Signature) -> Slot | None:
         """The signature's place; None when the gate is full."""
@@ -268,8 +243,12 @@ class Gate:
             slot = self._slots.get(signature)
             if slot is None:
                 if len(self._slots) >= self.policy.capacity:
-                    self._say_once("capacity", signature, f"holds {self.policy.capacity} signatures and takes no more: further ones "
-                                   "take the reference; raise Policy(capacity=…), or bucket the shapes with signature=")
+                    self.say_once(
+                        "capacity",
+                        signature,
+                        f"holds {self.policy.capacity} signatures and takes no more: further ones take the reference; "
+                        f"raise Policy(capacity=…), or bucket the shapes with signature=",
+                    )
                     return None
                 slot = self._slots[signature] = Slot(signature)
                 if self._all_refused is not None:
@@ -284,7 +263,7 @@ class Gate:
         """The kernel kept its contract on this signature."""
         with self.lock:
             slot.state, slot.reason = State.VERIFIED, Reason.VERIFIED
-            slot.calls, slot.checked, slot.pending = itertools.count(1), 0, None
+            slot.recheck = Recheck()
             self.record("verified", slot.signature, story)
 
     def refuse(self, slot: Slot, reason: str, story: str, *, quiet: bool = False) -> None:
@@ -292,6 +271,10 @@ class Gate:
         with self.lock:
             if slot.state is State.REFUSED:
                 return
+            # A kernel that cannot be built is missing for every signature: saying it once is enough.
+            quiet = quiet or reason in self._said
+            if reason == Reason.NO_KERNEL:
+                self._said.add(reason)
             self._mark_refused(slot, reason)
             if self.policy.scope == "process":
                 self._all_refused = reason
@@ -301,7 +284,7 @@ class Gate:
         log.log(logging.DEBUG if quiet else logging.WARNING, "%s: %s", self.name, story)
 
     def _mark_refused(self, slot: Slot, reason: str) -> None:
-        slot.state, slot.reason, slot.pending = State.REFUSED, reason, None
+        slot.state, slot.reason = State.REFUSED, reason
         slot.refused_at, slot.since = self._clock(), itertools.count(1)
 
     def recovers(self, slot: Slot) -> bool:
@@ -320,13 +303,9 @@ class Gate:
         """Add an event."""
         self._events.append(Event(time.time(), kind, signature, message))
 
-    def _say_once(self, kind: str, signature: Signature, message: str) -> None:
+    def say_once(self, kind: str, signature: Signature | None, message: str) -> None:
+        """Add an event of a kind that concerns the whole gate, and log it, the first time that it happens."""
         if kind not in self._said:
             self._said.add(kind)
             self.record(kind, signature, message)
             log.warning("%s: %s", self.name, message)
-
-    def say_capturing(self, signature: Signature) -> None:
-        """A graph has recorded the reference: worth saying once, since it will replay that for as long as it lives."""
-        self._say_once("capturing", signature, "a graph capture met a signature that was never seen and recorded the reference; "
-                       "call fusiongate.warm_up(…) before capturing")

@@ -1,4 +1,4 @@
-"""Operands for a kernel that nobody trusts yet: copies between canaries, and outputs that start out wrong in every bit."""
+"""Operands for a kernel that nobody trusts yet: copies between canaries, and outputs that start out wrong."""
 
 from __future__ import annotations
 
@@ -37,8 +37,10 @@ class GuardedOperand:
 
     view: Tensor
     """What the kernel gets."""
+    span: Tensor
+    """The memory from the view's first element to its last, gaps included, as one dimension."""
     source: Tensor
-    """What the span of the view holds, and has to hold afterwards."""
+    """What the span holds, and has to hold afterwards."""
     slab: Tensor
     """The memory, as bytes."""
     start: int
@@ -63,13 +65,16 @@ class GuardedOperand:
         start = _MARGIN + (like.data_ptr() - slab.data_ptr() - _MARGIN) % ALIGNMENT
         span = slab[start : start + size].view(source.dtype)
         span.copy_(source)
-        return cls(span.as_strided(shape, strides), source, slab, start)
+        return cls(span.as_strided(shape, strides), span, source, slab, start)
 
     def changed(self) -> bool:
         """Whether the operand's own memory differs from what it held."""
-        size = self.source.numel() * self.source.element_size()
-        span = self.slab[self.start : self.start + size].view(self.source.dtype)
-        return not torch.equal(integer_view(span), integer_view(self.source))
+        return not torch.equal(integer_view(self.span), integer_view(self.source))
+
+    def refill(self, values: Tensor) -> None:
+        """Put other values, (n,), into source and span; the source is no live memory."""
+        self.source.copy_(values)
+        self.span.copy_(values)
 
     def overrun(self) -> bool:
         """Whether something was written before or after it."""
@@ -88,16 +93,21 @@ _ALLOCATIONS = {
 
 
 class PoisonedAllocations(TorchDispatchMode):
-    """Fills what torch allocates in this thread, so that an element which the kernel does not write is wrong for certain.
+    """Fills what torch allocates in this thread, so that an element which the kernel does not write is certainly wrong.
 
-    An allocation of the expected output's size gets the complement of that output's bits; any other gets ones. Memory that
-    does not come from torch's own allocation functions is out of reach: such a kernel wants a ``probe``.
+    An allocation of the expected output's size gets the complement of that output's bits; any other gets ones. Memory
+    that does not come from torch's own allocation functions is out of reach: such a kernel wants a ``probe``.
     """
 
     fusiongate_transparent = True
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """No: keeping the compiler out of this mode would import it, for seconds, in processes that compile nothing."""
+        return False
+
     def __init__(self, expected: Tensor) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._expected = expected
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

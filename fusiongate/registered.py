@@ -36,8 +36,8 @@ class RegisteredOp:
             schema = torch.library.infer_schema(reference, mutates_args=())
         except ValueError as error:
             raise UsageError(
-                f"Fusion({name!r}, compile='op'): the reference {inspect.signature(reference)} gives no schema: annotate its "
-                f"parameters (Tensor, Tensor | None, float, int, bool) and its result ({error})"
+                f"Fusion({name!r}, compile='op'): the reference {inspect.signature(reference)} gives no schema: "
+                f"annotate its parameters (Tensor, Tensor | None, float, int, bool) and its result ({error})"
             ) from error
         identifier = re.sub(r"\W", "_", name)
         self.op: Any = torch.library.custom_op(

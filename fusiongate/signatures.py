@@ -1,8 +1,8 @@
 """What a call is keyed by: who may not see a kernel at all, and which calls share one verdict.
 
-Two keys are made of a call's arguments. The *call key* is cheap and fine: it is made on every call and only serves to find
-the *signature*, which is made once a call key and is coarse: calls with one signature share one verdict. So junk strides on
-dimensions of size 1, or a kernel that buckets its rows, cost a look-up and no new verdict.
+Two keys are made of a call's arguments. The *call key* is cheap and fine: it is made on every call and only serves to
+find the *signature*, which is made once a call key and is coarse: calls with one signature share one verdict. So junk
+strides on dimensions of size 1, or a kernel that buckets its rows, cost a look-up and no new verdict.
 """
 
 from __future__ import annotations
@@ -17,7 +17,17 @@ from torch.nn import Parameter
 
 from .bits import normalised_strides
 
-__all__ = ["AUTOGRAD", "TRACING", "UNSUPPORTED", "Signature", "alignment", "call_key", "not_plain", "signature_of", "tensors_of"]
+__all__ = [
+    "AUTOGRAD",
+    "TRACING",
+    "UNSUPPORTED",
+    "Signature",
+    "alignment",
+    "call_key",
+    "not_plain",
+    "signature_of",
+    "tensors_of",
+]
 
 Signature: TypeAlias = tuple[Hashable, ...]
 """Hashable, and equal for the calls that share one verdict."""
@@ -26,15 +36,15 @@ TRACING = "tracing"
 AUTOGRAD = "autograd"
 UNSUPPORTED = "unsupported-argument"
 
-ALIGNMENT = 128
-"""Alignments are told apart up to this many bytes: the widest that a bulk copy of any supported device asks for."""
+ALIGNMENT = 64
+"""Alignments are told apart up to this many bytes: no load asks for more, and torch aligns all memory at least so."""
 
 _OFFSET = ALIGNMENT - 1
 _PLAIN = frozenset({bool, int, type(None), str, torch.dtype, torch.device, torch.memory_format})
 
 
 def alignment(tensor: Tensor) -> int:
-    """The largest power of two, at most ``ALIGNMENT``, that divides the address of the tensor's first element, in bytes."""
+    """The largest power of two, at most ``ALIGNMENT``, that divides the address of the first element, in bytes."""
     address = tensor.data_ptr() | ALIGNMENT
     return address & -address
 
@@ -47,7 +57,7 @@ def tensors_of(args: Sequence[Any]) -> list[Tensor]:
 # Looked up once: attribute chains through torch._C cost more than the calls themselves.
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 _function_modes = torch._C._len_torch_function_stack
-_functorch = torch._C._functorch.peek_interpreter_stack  # type: ignore[attr-defined]  # in no stub file
+_functorch = torch._C._functorch.peek_interpreter_stack
 _jit_tracing = torch._C._get_tracing_state
 _autocast_anywhere = torch._C._is_any_autocast_enabled
 _grad_enabled = torch.is_grad_enabled
@@ -73,7 +83,7 @@ def call_key(args: Sequence[Any]) -> tuple[Hashable, ...] | str:
     Returns
     -------
     ``TRACING``
-        Another tracer or transform is at work, an argument is fake, on the meta device, a Tensor subclass, or no dense tensor.
+        Another tracer or transform is at work, or an argument is a Tensor subclass (fake ones are) or no dense tensor.
     ``AUTOGRAD``
         Gradients are enabled and needed.
     ``UNSUPPORTED``
@@ -88,7 +98,7 @@ def call_key(args: Sequence[Any]) -> tuple[Hashable, ...] | str:
     ) and _observed():
         return TRACING
     grad = _grad_enabled()
-    parts: list[Hashable] = []
+    parts: list[Any] = []
     try:
         for arg in args:
             kind = type(arg)
@@ -101,7 +111,7 @@ def call_key(args: Sequence[Any]) -> tuple[Hashable, ...] | str:
                 parts += arg.shape, arg.stride(), arg.dtype, arg.device, arg.data_ptr() & _OFFSET
             elif kind is float:
                 # Zero has two signs and NaN equals nothing, so those two go by their spelling.
-                parts += kind, arg if arg == arg and arg != 0.0 else repr(arg)  # noqa: PLR0124  # the test for NaN
+                parts += kind, arg if arg == arg and arg != 0.0 else repr(arg)
             elif isinstance(arg, Tensor):
                 return TRACING
             elif kind in _PLAIN:
@@ -118,7 +128,7 @@ def call_key(args: Sequence[Any]) -> tuple[Hashable, ...] | str:
 
 
 def not_plain(args: Sequence[Any]) -> bool:
-    """Whether a tensor is something else than a block of memory that a kernel may read: meta, quantized, lazily conjugated.
+    """Whether a tensor is no block of memory that a kernel may read: meta, quantized, sparse, lazily conjugated.
 
     All but the last follow from what is in the call key.
     """

@@ -1,11 +1,12 @@
 """Sites: where fusions stand in a model, and switching whole families of them on and off.
 
-A site is a module to which a fusion is *attached*; attaching changes nothing that the module computes. A model's code asks
-:func:`site_of` for what is attached and for the quality that is mounted, and takes the kernels that these allow. *Mounting* sets the
-quality for a tree of modules, all or nothing.
+A site is a module to which a fusion is *attached*; attaching changes nothing that the module computes. A model's code
+asks :func:`site_of` for what is attached and for the quality that is mounted, and takes the kernels that these allow.
+*Mounting* sets the quality for a tree of modules, all or nothing.
 
-Mount and unmount at a batch boundary, never between the steps of one denoising run: a run that starts lossless should end so. A
-CUDA graph keeps whichever kernels were mounted when it was captured: key graphs by :attr:`MountReport.token`.
+Mount and unmount at a batch boundary, never between the steps of one denoising run: a run that starts lossless should
+end so. A CUDA graph keeps whichever kernels were mounted when it was captured: key graphs by
+:attr:`MountReport.token`.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ class MountReport:
     """(site, fusion, why not), for every attached fusion that may not."""
 
     def __str__(self) -> str:
-        lines = [f"mounted at {self.quality}: {len(self.mounted)} fusions, {len(self.withheld)} withheld (token {self.token})"]
+        lines = [f"mounted at {self.quality}: {len(self.mounted)} fusions, {len(self.withheld)} withheld, {self.token}"]
         lines += [f"  {site}: {fusion}" for site, fusion in self.mounted]
         lines += [f"  {site}: {fusion} withheld: {why}" for site, fusion, why in self.withheld]
         return "\n".join(lines)
@@ -75,7 +76,7 @@ _lock = threading.RLock()
 
 
 def attach(module: nn.Module, op: Fusion) -> None:
-    """Make a module a site of a fusion. Nothing changes until the site's family is mounted, or its code asks for exact fusions.
+    """Make a module a site of a fusion: its code finds it there. What it may use then, the mounts of its family say.
 
     Raises
     ------
@@ -132,7 +133,9 @@ def mount(root: nn.Module, quality: Quality = "lossless") -> MountReport:
     with _lock:
         family = _family(root)
         if not family:
-            raise MountError(f"{type(root).__name__} has no site: attach a fusion to its modules first, with fusiongate.attach(module, op)")
+            raise MountError(
+                f"{type(root).__name__} has no site: attach a fusion to its modules first, with attach(module, op)"
+            )
         before = {module: _sites[module] for _, module in family}
         for name, module in family:
             if before[module].quality not in (None, quality):
