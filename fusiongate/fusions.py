@@ -10,6 +10,7 @@ from typing import Any, Literal, final
 import torch
 from torch import Tensor, nn
 
+from .admissions import OffersAdmission
 from .contracts import Contract, Exact, Ulp
 from .counting import Tallies
 from .errors import UsageError
@@ -19,7 +20,7 @@ from .judging import Judge
 from .registered import RegisteredOp
 from .requiring import fell_back, require_fused
 from .routing import Router
-from .signatures import call_key
+from .signatures import call_key, is_plain_call
 from .surroundings import capturing, device_of, is_out_of_memory
 from .verdicts import Verdict
 
@@ -114,6 +115,12 @@ class Fusion:
         self._launched = Tallies()
         self._judge = Judge(self.gate, self._tallies, self._router.names)
         self._recheck = policy.recheck
+        # A kernel that is looked at again has to come by the gate each time.
+        self._admitted = fused.admission() if policy.recheck is None and isinstance(fused, OffersAdmission) else None
+        self._admitting = fused
+        self._direct = Tallies()
+        if self._admitted is not None:
+            self.gate.on_withdrawal = self._admitted.forget
         self._several_devices = torch.cuda.device_count() > 1
         self._registered = RegisteredOp(name, reference, lambda *args: self._call(args)) if compile == "op" else None
 
@@ -131,6 +138,11 @@ class Fusion:
             if self._registered is None or _needs_gradient((*args, *named.values())):
                 return self.reference(*args, **named)
             return self._registered.traced(*args, **named)
+        if self._admitted is not None and not named and self.fused is self._admitting:
+            result = self._admitted(args)
+            if result is not None:
+                self._direct.add(_FUSED)
+                return result
         return self._call(self._router.positional(args, named) if named else args)
 
     def _call(self, args: tuple[Any, ...]) -> Tensor:
@@ -196,6 +208,11 @@ class Fusion:
             self._judge.fail(self._trial(), slot, args, error)
             return self._refer(args, slot.reason)
         self._tallies.add(_FUSED)
+        if self._admitted is not None and self.fused is self._admitting and is_plain_call(args):
+            with self.gate.lock:
+                # Under the lock that a refusal takes, so that nothing is admitted after it.
+                if slot.state is State.VERIFIED:
+                    self._admitted.admit(args)
         return result
 
     def _unverified(self, slot: Slot, args: tuple[Any, ...]) -> Tensor:
@@ -263,7 +280,7 @@ class Fusion:
         if isinstance(route, str):
             raise UsageError(f"{self.name}: nothing to verify on these arguments: they take the reference ({route})")
         with self.gate.lock:
-            route.state = State.UNSEEN
+            self.gate.withdraw(route)
             verdict = self._judge.first_sight(self._trial(), route, args, quiet=quiet)[1]
         if isinstance(verdict, str):
             raise UsageError(f"{self.name}: these arguments cannot be compared now ({verdict})")
@@ -272,12 +289,12 @@ class Fusion:
     @property
     def launches(self) -> int:
         """Kernel launches that completed, counted where they are launched; those of first sight included."""
-        return self._launched.total().total()
+        return self._launched.total().total() + self._direct.total().total()
 
     @property
     def counters(self) -> Counter[tuple[str, str]]:
         """Calls by (path, reason); calls under ``torch.compile`` are not counted."""
-        return self._tallies.total()
+        return self._tallies.total() + self._direct.total()
 
     @contextlib.contextmanager
     def isolated(self) -> Iterator[Fusion]:

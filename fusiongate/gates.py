@@ -196,6 +196,10 @@ class Slot:
         """Calls since it was refused."""
 
 
+def _nothing() -> None:
+    pass
+
+
 class Gate:
     """The state machine that turns verdicts into the path of the next call.
 
@@ -214,6 +218,8 @@ class Gate:
         self.policy = policy
         self.lock = threading.RLock()
         """Held while a signature is looked at: a second caller waits for the verdict and makes none of its own."""
+        self.on_withdrawal: Callable[[], None] = _nothing
+        """Called under the lock when a verdict stops being one, before anybody is told."""
         self._clock = clock
         self._slots: dict[Signature, Slot] = {}
         self._events: deque[Event] = deque(maxlen=1000)
@@ -283,7 +289,14 @@ class Gate:
             self.record("refused", slot.signature, story)
         log.log(logging.DEBUG if quiet else logging.WARNING, "%s: %s", self.name, story)
 
+    def withdraw(self, slot: Slot) -> None:
+        """A verdict is about to be found anew: no call may go by the old one."""
+        with self.lock:
+            slot.state = State.UNSEEN
+            self.on_withdrawal()
+
     def _mark_refused(self, slot: Slot, reason: str) -> None:
+        self.on_withdrawal()
         slot.state, slot.reason = State.REFUSED, reason
         slot.refused_at, slot.since = self._clock(), itertools.count(1)
 

@@ -24,6 +24,7 @@ __all__ = [
     "Signature",
     "alignment",
     "call_key",
+    "is_plain_call",
     "not_plain",
     "signature_of",
     "tensors_of",
@@ -125,6 +126,31 @@ def call_key(args: Sequence[Any]) -> tuple[Hashable, ...] | str:
     if _autocast_anywhere():
         parts.append(_autocast(args))
     return tuple(parts)
+
+
+def is_plain_call(args: Sequence[Any]) -> bool:
+    """Whether a call is nothing but memory and numbers, as far as that can be told without reading a tensor's metadata.
+
+    A launcher that recognises verified calls asks this first; the rest of the call key it reads in its own way.
+    """
+    if (
+        _dispatch_modes()
+        or _function_modes()
+        or _functorch() is not None
+        or _jit_tracing() is not None
+        or forward_ad._current_level >= 0
+        or _autocast_anywhere()
+    ):
+        return False
+    grad = _grad_enabled()
+    for arg in args:
+        kind = type(arg)
+        if kind is Tensor or kind is Parameter:
+            if arg.is_neg() or (grad and arg.requires_grad):
+                return False
+        elif kind is not float and arg is not None:
+            return False
+    return True
 
 
 def not_plain(args: Sequence[Any]) -> bool:

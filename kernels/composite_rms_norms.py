@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fusiongate.fusions import Fusion
 
-from .launching import Entry
+from .launching import Entry, Launcher
 from .orders import composite_rstd, lane_grid
 from .predicates import declined_modulation, declined_weight, row_bucket
 from .sources import source
@@ -78,13 +78,8 @@ def _bucket(x: Tensor, scale: Tensor, shift: Tensor, eps: float, weight: Tensor 
     return (row_bucket(x, scale, shift), _grid_of(x))
 
 
-def _launcher(entry: Entry) -> Callable[..., Tensor]:
-    def launch(x: Tensor, scale: Tensor, shift: Tensor, eps: float, weight: Tensor | None = None) -> Tensor:
-        out = torch.empty_like(x)
-        entry.on(x.device)(out, x, scale, shift, weight, eps, None, *_grid_of(x))
-        return out
-
-    return launch
+def _operands(x: Tensor, scale: Tensor, shift: Tensor, eps: float, weight: Tensor | None = None) -> tuple[Any, ...]:
+    return (x, scale, shift, weight, float(eps), None, *_grid_of(x))
 
 
 def _kernel_rstd(entry: Entry) -> Callable[..., Tensor]:
@@ -111,7 +106,7 @@ def _composite() -> Fusion:
         return Fusion(
             label,
             reference=reference,
-            fused=_launcher(entry),
+            fused=Launcher(entry, _operands),
             declines=partial(_declines, host=host is None),
             signature=_bucket,
             witness=(rstd, _kernel_rstd(entry)),

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-import torch
 from torch import Tensor
 
 from fusiongate.fusions import Fusion
 
-from .launching import Entry
+from .launching import Entry, Launcher
 from .predicates import declined_modulation, row_bucket
 from .sources import source
 
@@ -43,13 +42,8 @@ def modulate_fp32_reference(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
     return (x.float() * (1 + scale.float()) + shift.float()).to(x.dtype)
 
 
-def _launcher(entry: Entry) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
-    def launch(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
-        out = torch.empty_like(x)
-        entry.on(x.device)(out, x, scale, shift)
-        return out
-
-    return launch
+def _operands(x: Tensor, scale: Tensor, shift: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    return x, scale, shift
 
 
 def _fusion(name: str, reference: Callable[..., Tensor], *, fp32_rows: bool) -> Fusion:
@@ -57,7 +51,7 @@ def _fusion(name: str, reference: Callable[..., Tensor], *, fp32_rows: bool) -> 
         return Fusion(
             label,
             reference=reference,
-            fused=_launcher(Entry(source("modulate"), name)),
+            fused=Launcher(Entry(source("modulate"), name), _operands),
             declines=partial(declined_modulation, host=host is None, fp32_rows=fp32_rows),
             signature=row_bucket,
             host=host,

@@ -6,6 +6,8 @@ Every step is one IEEE operation on fp32, in the order that the kernel's source 
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from torch import Tensor
 
@@ -80,6 +82,7 @@ def _last_power_of_two(number: int) -> int:
     return 1 << (max(number, 1).bit_length() - 1)
 
 
+@functools.lru_cache(maxsize=1024)
 def lane_grid(rows: int, columns: int) -> tuple[int, int]:
     """The width and height, in lanes, of the grid by which ATen's mean sums a row of a contiguous fp32 tensor.
 

@@ -9,6 +9,7 @@
 // left. ATen chooses the grid by the number of rows and by D; the caller says which one it takes.
 //
 // Here two threads share a lane: each has two of its positions. That changes no sum and keeps half as much in a thread.
+#include "../common/admitted.cuh"
 #include "../common/normalized_rows.cuh"
 
 namespace fusiongate {
@@ -161,3 +162,5 @@ void composite_rms_norm_modulate(TensorView out, TensorView x, TensorView scale,
 }  // namespace fusiongate
 
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(composite_rms_norm_modulate, fusiongate::composite_rms_norm_modulate);
+FUSIONGATE_EXPORT_ADMITTED_CALLS();
+FUSIONGATE_EXPORT_ADMITTED(composite_rms_norm_modulate);

@@ -2,6 +2,7 @@
 //
 // A thread keeps 1 + scale and shift of its columns in registers and streams rows of x past them: each byte of x is read
 // once and each byte of the output written once, which is all that the op has to move.
+#include "../common/admitted.cuh"
 #include "../common/operands.cuh"
 
 namespace fusiongate {
@@ -143,3 +144,6 @@ void modulate_fp32(TensorView out, TensorView x, TensorView scale, TensorView sh
 
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(modulate, fusiongate::modulate);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(modulate_fp32, fusiongate::modulate_fp32);
+FUSIONGATE_EXPORT_ADMITTED_CALLS();
+FUSIONGATE_EXPORT_ADMITTED(modulate);
+FUSIONGATE_EXPORT_ADMITTED(modulate_fp32);

@@ -3,6 +3,7 @@
 // `rms_norm_modulate` repeats the order of ATen's vectorised row kernel (aten/src/ATen/native/cuda/layer_norm_kernel.cu): four
 // warps a row; thread t takes the 4-element vectors t, t + threads, ...; fused multiply-adds in element order; each warp's
 // shuffles by halves; the warps as (w0 + w2) + (w1 + w3); rsqrt(sum / D + eps). `rms_norm_modulate_high` is free of that order.
+#include "../common/admitted.cuh"
 #include "../common/normalized_rows.cuh"
 
 namespace fusiongate {
@@ -135,3 +136,6 @@ void rms_norm_modulate_high(TensorView out, TensorView x, TensorView scale, Tens
 
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(rms_norm_modulate, fusiongate::rms_norm_modulate);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(rms_norm_modulate_high, fusiongate::rms_norm_modulate_high);
+FUSIONGATE_EXPORT_ADMITTED_CALLS();
+FUSIONGATE_EXPORT_ADMITTED(rms_norm_modulate);
+FUSIONGATE_EXPORT_ADMITTED(rms_norm_modulate_high);

@@ -83,7 +83,7 @@ def exactness(findings: Findings) -> None:
 
 def witnesses(findings: Findings) -> None:
     """Each reduction's statistic itself, over many rows of several widths."""
-    shapes = (*LTX2_SHAPES, (2, 4000, 2240), (1, 5000, 5120), (4, 500, 8192), (8, 1, 4096), (1, 3, 3072))
+    shapes = (*LTX2_SHAPES, (2, 4000, 2240), (1, 5000, 5120), (1, 14592, 3072), (4, 500, 8192), (8, 1, 4096), (1, 3, 3072))
     for op in (fg.kernels.rms_norm_modulate, fg.kernels.composite_rms_norm_modulate):
         assert op.witness is not None
         rows = wrong = 0
