@@ -90,30 +90,29 @@ class FirstSight:
         generator = torch.Generator(expected.device)
         generator.manual_seed(0x5EED)
         try:
-            fault = (
-                self._try_probes(expected, generator, surroundings)
-                or self._try_many(expected, generator)
-                or self._try(live_copies(self._args), expected, surroundings)
-            )
+            for fault in self._faults(expected, generator, surroundings):
+                return fault
         finally:
             surroundings.restore()
         reason = "equal" if isinstance(self._trial.contract, Exact) else "within"
-        return fault or Verdict(True, reason, self._trial.contract, self._elements)
+        return Verdict(True, reason, self._trial.contract, self._elements)
+
+    def _faults(self, expected: Tensor, generator: torch.Generator, surroundings: Surroundings) -> Iterator[Verdict]:
+        """What is wrong with the kernel; whoever asks for one fault stops the rest of the trial."""
+        for operands in self._probes(expected, generator):
+            reference = self._run("the reference, on fresh operands,", self._trial.reference, operands.args)
+            if not reference.numel():
+                yield self._fault("probe", "the probe's operands give a result without elements", expected.numel())
+            yield from self._try(operands, reference, surroundings)
+            yield from self._try_witness(operands)
+        if not self._enough():
+            yield from self._try_many(expected, generator)
+        yield from self._try(live_copies(self._args), expected, surroundings)
 
     def _enough(self) -> bool:
         return self._elements >= ELEMENTS and (self._trial.witness is None or self._rows >= ROWS)
 
     # -- what the kernel is tried on -----------------------------------------------------------------------------------
-
-    def _try_probes(self, expected: Tensor, generator: torch.Generator, around: Surroundings) -> Verdict | None:
-        for operands in self._probes(expected, generator):
-            reference = self._run("the reference, on fresh operands,", self._trial.reference, operands.args)
-            if not reference.numel():
-                return self._fault("probe", "the probe's operands give a result without elements", expected.numel())
-            verdict = self._try(operands, reference, around) or self._try_witness(operands)
-            if verdict is not None:
-                return verdict
-        return None
 
     def _probes(self, expected: Tensor, generator: torch.Generator) -> Iterator[Operands]:
         """Probes until enough has been compared, or until no more can be made of this height."""
@@ -150,10 +149,8 @@ class FirstSight:
             return None
         return operands if result.shape == (operands.batch(expected.dim()), *expected.shape[1:]) else None
 
-    def _try_many(self, expected: Tensor, generator: torch.Generator) -> Verdict | None:
+    def _try_many(self, expected: Tensor, generator: torch.Generator) -> Iterator[Verdict]:
         """Probes of the live height until enough has been compared, many at once: each may be a single element."""
-        if self._enough():
-            return None
         trial = self._trial
         operands = redrawn(self._args, generator, special=False)
         of_reference, of_kernel = trial.witness or (trial.reference, trial.launch)
@@ -168,18 +165,16 @@ class FirstSight:
                     statistic = self._run("the reference's witness", of_reference, operands.args)
                     witnesses.append((self._run("the kernel's witness", of_kernel, operands.args), statistic))
             if (fault := operands.fault(self._name)) is not None:
-                return self._fault(*fault, expected.numel())
+                yield self._fault(*fault, expected.numel())
             if not _all_equal(outputs):
                 for _, (actual, reference) in zip(refills, outputs, strict=True):
                     verdict = compare(actual, reference, trial.contract, trial.reference, operands.args)
                     if not verdict:
-                        return verdict
+                        yield verdict
             self._elements += sum(reference.numel() for _, reference in outputs)
             if witnesses:
                 actual, statistic = (torch.cat([w.reshape(-1) for w in side]) for side in zip(*witnesses, strict=True))
-                if (fault_of_witness := self._compare_witness(actual, statistic)) is not None:
-                    return fault_of_witness
-        return None
+                yield from self._compare_witness(actual, statistic)
 
     # -- one trial -----------------------------------------------------------------------------------------------------
 
@@ -190,44 +185,42 @@ class FirstSight:
         self.running = "the gate"
         return result
 
-    def _try(self, operands: Operands, expected: Tensor, surroundings: Surroundings) -> Verdict | None:
+    def _try(self, operands: Operands, expected: Tensor, surroundings: Surroundings) -> Iterator[Verdict]:
         surroundings.restore()
         poison = PoisonedAllocations(expected)
         with poison:
             actual = self._run("the kernel", self._trial.launch, operands.args)
         fault = operands.fault(self._name) or surroundings.disturbance() or self._aliasing(actual, expected, operands)
         if fault is not None:
-            return self._fault(*fault, expected.numel())
+            yield self._fault(*fault, expected.numel())
         verdict = compare(
             actual, expected, self._trial.contract, self._trial.reference, operands.args, poison=poison.poison()
         )
         if not verdict:
-            return verdict
+            yield verdict
         self._elements += expected.numel()
         self._earlier = actual
-        return None
 
-    def _try_witness(self, operands: Operands) -> Verdict | None:
+    def _try_witness(self, operands: Operands) -> Iterator[Verdict]:
         if self._trial.witness is None:
-            return None
+            return
         of_reference, of_kernel = self._trial.witness
         expected = self._run("the reference's witness", of_reference, operands.args)
         # The statistic is an output too: memory that the reference's has just left must not pass for the kernel's.
         with PoisonedAllocations(expected):
             actual = self._run("the kernel's witness", of_kernel, operands.args)
-        return self._compare_witness(actual, expected)
+        yield from self._compare_witness(actual, expected)
 
-    def _compare_witness(self, actual: Tensor, expected: Tensor) -> Verdict | None:
+    def _compare_witness(self, actual: Tensor, expected: Tensor) -> Iterator[Verdict]:
         verdict = compare(actual, expected)
+        if not verdict:
+            story = (
+                f"the witness differs ({verdict.mismatched:,} of {verdict.total:,} elements): where outputs agree, "
+                f"they do so by luck, the reduction does not"
+            )
+            yield self._fault("witness", story, verdict.total, verdict.hint)
         # A statistic has one element a row; an intermediate has a row of elements.
         self._rows += expected.numel() if expected.dim() < 2 else expected[..., 0].numel()
-        if verdict:
-            return None
-        story = (
-            f"the witness differs ({verdict.mismatched:,} of {verdict.total:,} elements): where outputs agree, they do "
-            f"so by luck, the reduction does not"
-        )
-        return self._fault("witness", story, verdict.total, verdict.hint)
 
     def _aliasing(self, actual: Any, expected: Tensor, operands: Operands) -> tuple[str, str] | None:
         """Whether the output shares memory with anything that was there before the launch."""

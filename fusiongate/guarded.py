@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from .bits import as_real, integer_view
+from .bits import as_real, integer_view, is_nan
 from .signatures import ALIGNMENT
 
 __all__ = ["GuardedOperand", "PoisonedAllocations", "span_of", "storage_range"]
 
 _CANARY = 0xA5
+_INSTEAD_OF_NAN = 0x5A
 _MARGIN = 4096
 """Bytes of canary on either side: as far as a kernel that runs a tile too long is likely to reach."""
 
@@ -118,7 +119,7 @@ class PoisonedAllocations(TorchDispatchMode):
 
     def _poison(self, fresh: Tensor) -> None:
         if fresh.dtype == self._expected.dtype and fresh.shape == self._expected.shape:
-            integer_view(as_real(fresh)).copy_(~integer_view(as_real(self._expected)))
+            integer_view(as_real(fresh)).copy_(_wrong_everywhere(as_real(self._expected)))
         else:
             integer_view(as_real(span_of(fresh))).fill_(-1)
 
@@ -126,4 +127,13 @@ class PoisonedAllocations(TorchDispatchMode):
         """What an output of the expected shape and dtype holds before the launch; None for a complex one."""
         if self._expected.is_complex():
             return None
-        return (~integer_view(self._expected.detach())).view(self._expected.dtype)
+        return _wrong_everywhere(self._expected.detach()).view(self._expected.dtype)
+
+
+def _wrong_everywhere(expected: Tensor) -> Tensor:
+    """The complement of each element's bits, as integers."""
+    poison = ~integer_view(expected)
+    if expected.is_floating_point():
+        # The complement of a NaN of ones is zero, which a kernel that swallows NaN writes too.
+        poison.masked_fill_(is_nan(expected), _INSTEAD_OF_NAN)
+    return poison
