@@ -17,7 +17,7 @@ from fusiongate.matrix.cells import CellResult
 
 __all__ = ["PathTable"]
 
-_RECORD = "run it again with --snapshot-update to record the table, and review the difference before committing it"
+_RECORD = "run pytest --fusiongate-update-paths to record it, and review the difference before committing it"
 
 
 @dataclass(frozen=True, slots=True)

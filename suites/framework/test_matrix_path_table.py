@@ -57,12 +57,12 @@ def test_a_file_has_one_cell_a_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"subject": "modulate", "sources": "", "paths": {"base": 3}}'])
 def test_a_damaged_file_is_told(tmp_path: Path, text: str) -> None:
     (tmp_path / "modulate.json").write_text(text)
-    with pytest.raises(SnapshotError, match=r"modulate\.json: the path table is damaged .* --snapshot-update"):
+    with pytest.raises(SnapshotError, match=r"modulate\.json: the path table is damaged .* --fusiongate-update-paths"):
         PathTable.load(tmp_path / "modulate.json")
 
 
 def test_a_missing_file_is_told(tmp_path: Path) -> None:
-    with pytest.raises(SnapshotError, match="there is no path table; run it again with --snapshot-update"):
+    with pytest.raises(SnapshotError, match="there is no path table; run pytest --fusiongate-update-paths"):
         PathTable.load(tmp_path / "modulate.json")
 
 
