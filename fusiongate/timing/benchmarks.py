@@ -172,7 +172,8 @@ def _trial(op: Fusion | Subject, args: tuple[Any, ...]) -> Iterator[_Trial]:
         if not verdict.ok:
             raise TimingError(f"{op.name}: a kernel that is wrong is not timed: {verdict}")
         kernel = Arm("kernel", fresh, launches=lambda: fresh.launches, contract=fresh.contract)
-        yield _Trial(op.name, kernel, fresh.reference, lambda: fresh.counters)
+        first_sight = fresh.counters
+        yield _Trial(op.name, kernel, fresh.reference, lambda: fresh.counters - first_sight)
 
 
 def _copy(args: tuple[Any, ...], result: Any, device: torch.device, *, hot: bool) -> Arm:
