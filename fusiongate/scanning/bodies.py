@@ -50,7 +50,7 @@ class Body:
 def bodies_of(cls: type) -> list[Body]:
     """The functions of a class that hold chains, in the order of definition; an inherited one comes after its own."""
     found: list[Body] = []
-    reached: set[str] = set()
+    overridden: dict[str, bool] = {}
     for base in cls.__mro__:
         if base in (nn.Module, object) or base.__module__.partition(".")[0] == "torch":
             continue
@@ -59,16 +59,33 @@ def bodies_of(cls: type) -> list[Body]:
             if name.startswith("__") and name != "__call__":
                 continue
             obstacle, plain = None, attribute
-            if name in reached:
-                obstacle = f"{base.__name__}.{name} is overridden, and only called through super()"
             if isinstance(attribute, staticmethod | classmethod):
                 obstacle, plain = "it is no method of the instance", attribute.__func__
-            reached.add(name)
             function = innermost(plain)
+            if name in overridden:
+                obstacle = f"{base.__name__}.{name} is overridden, and only called through super()"
             body = body_of(function, name, obstacle) if function is not None else None
-            if body is not None:
+            # An overridden function that nobody calls is no part of the class.
+            if body is not None and overridden.get(name, True):
                 found.append(body)
+            overridden[name] = overridden.get(name, True) and function is not None and _calls_super(function, name)
     return found
+
+
+def _calls_super(function: FunctionType, name: str) -> bool:
+    """Whether a method hands over to the one that it overrides; where its source is hidden, it may."""
+    try:
+        source, _ = _analysed(function)
+    except NoSource:
+        return True
+    return any(
+        isinstance(node, ast.Attribute)
+        and node.attr == name
+        and isinstance(node.value, ast.Call)
+        and isinstance(node.value.func, ast.Name)
+        and node.value.func.id == "super"
+        for node in ast.walk(source.node)
+    )
 
 
 def body_of(function: FunctionType, name: str, obstacle: str | None = None, depth: int = _DEPTH) -> Body | None:

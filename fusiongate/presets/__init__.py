@@ -1,0 +1,41 @@
+"""Presets: named, seeded, repeatable runs of real architectures, fused against eager, with digests of every step.
+
+Numbers come from :mod:`fusiongate.presets.draws`; runs from :mod:`fusiongate.presets.running`, here or in a process
+of their own.
+"""
+
+from .draws import fill, normal, uniform
+from .judging import Judgement, judge
+from .outputs import command_preset, decode
+from .processes import run_fresh, trace_fresh
+from .records import Difference, PresetRecord, first_difference
+from .registry import PRESETS, Preset, Run, lookup, preset
+from .running import ArmRun, PresetRun, missing_for, run_arm, run_preset
+from .traces import Parting, parting
+
+__all__ = [
+    "PRESETS",
+    "ArmRun",
+    "Difference",
+    "Judgement",
+    "Parting",
+    "Preset",
+    "PresetRecord",
+    "PresetRun",
+    "Run",
+    "command_preset",
+    "decode",
+    "fill",
+    "first_difference",
+    "judge",
+    "lookup",
+    "missing_for",
+    "normal",
+    "parting",
+    "preset",
+    "run_arm",
+    "run_fresh",
+    "run_preset",
+    "trace_fresh",
+    "uniform",
+]

@@ -1,0 +1,150 @@
+"""fg.scan: adaLN chains in other people's sources, by their syntax trees."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+from torch import nn
+
+from fusiongate.errors import UsageError
+from fusiongate.scanning import scan
+
+from . import scanned_models
+from .scanned_models import FORMS, LEFT_ALONE, NOT_MOUNTABLE, CompositeNorm, Layered, ReadTwice
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)
+def test_every_way_of_writing_the_chain_is_found(form: type[nn.Module]) -> None:
+    expected = 2 if form.__name__ == "SharedSum" else 1
+
+    assert expected == sum(site.reason is None for site in scan(form()))
+
+
+@pytest.mark.parametrize("module", LEFT_ALONE, ids=lambda module: module.__name__)
+def test_what_only_looks_like_a_chain_is_left_alone(module: type[nn.Module]) -> None:
+    assert () == scan(module()).sites
+
+
+@pytest.mark.parametrize(("module", "reason"), NOT_MOUNTABLE.items(), ids=lambda value: getattr(value, "__name__", ""))
+def test_a_chain_where_no_gate_can_stand_is_listed_with_its_reason(module: type[nn.Module], reason: str) -> None:
+    reasons = [site.reason for site in scan(module()) if site.reason is not None]
+
+    assert len(reasons) == 1
+    assert reason in reasons[0]
+
+
+def test_a_site_has_its_file_line_expression_and_norm() -> None:
+    (site,) = scan(scanned_models.Normed())
+
+    lines, first = inspect.getsourcelines(scanned_models.Normed.forward)
+    assert site.file.name == "scanned_models.py"
+    assert site.line == first + len(lines) - 1
+    assert site.function == "Normed.forward"
+    assert site.expression == "self.norm(x) * (1 + scale[:, None]) + shift[:, None]"
+    assert site.norm == "self.norm"
+    assert site.norm_note is None
+
+
+def test_a_chain_over_several_lines_has_the_line_on_which_it_begins() -> None:
+    (site,) = scan(scanned_models.OverLines())
+
+    _, first = inspect.getsourcelines(scanned_models.OverLines.forward)
+    assert first + 2 == site.line
+
+
+def test_norms_are_told_by_what_they_are_and_shared_layers_by_each_of_them() -> None:
+    """The third norm is a LayerNorm, for which there is no kernel: the modulation alone fits."""
+    sites = scan(Layered())
+
+    assert [
+        ("rms_norm_modulate", ("first",), None),
+        ("composite_rms_norm_modulate", ("second",), None),
+        ("modulate", ("third",), "no kernel repeats a LayerNorm"),
+    ] == [(site.kind, site.modules, site.norm_note) for site in sites]
+
+
+def test_modules_of_one_kind_make_one_site() -> None:
+    model = nn.ModuleList([scanned_models.Normed(), scanned_models.Normed()])
+
+    (site,) = scan(model)
+    assert ("0", "1") == site.modules
+
+
+def test_a_norm_with_another_reader_is_not_folded_in() -> None:
+    (site,) = scan(ReadTwice())
+
+    assert "modulate" == site.kind
+    assert site.norm_note is not None
+    assert "the norm's result is read elsewhere too" in site.norm_note
+
+
+def test_a_norm_with_hooks_is_not_folded_in() -> None:
+    model = scanned_models.Normed()
+    model.norm.register_forward_hook(lambda *args: None)
+
+    (site,) = scan(model)
+    assert "the norm carries hooks, which a kernel would not run" == site.norm_note
+
+
+@pytest.mark.parametrize(
+    ("norm", "note"),
+    [
+        (nn.RMSNorm(16), "no kernel repeats a RMSNorm without an explicit eps"),
+        (nn.RMSNorm((6, 16), eps=1e-6), "no kernel normalises over several dimensions"),
+        (nn.LayerNorm(16), "no kernel repeats a LayerNorm with a bias"),
+        (nn.Identity(), "no kernel repeats a Identity without an explicit eps"),
+    ],
+)
+def test_a_norm_that_no_kernel_repeats_says_why(norm: nn.Module, note: str) -> None:
+    (site,) = scan(scanned_models.Normed(norm))
+
+    assert ("modulate", note) == (site.kind, site.norm_note)
+
+
+def test_the_cast_to_fp32_is_part_of_its_chain() -> None:
+    (site,) = scan(scanned_models.InFp32())
+
+    assert "modulate_fp32" == site.kind
+    assert "(x.float() * (1 + scale.float()) + shift.float()).to(x.dtype)" == site.expression
+
+
+def test_a_class_and_a_python_module_can_be_scanned_too() -> None:
+    """Which norm it is, they cannot tell."""
+    (site,) = scan(scanned_models.Normed)
+    assert ("modulate", "which norm it is, only a model can tell") == (site.kind, site.norm_note)
+
+    found = scan(scanned_models)
+    assert site in list(found)
+    assert "modulate" in {found_site.function for found_site in found}
+
+
+def test_a_scan_prints_every_site_with_its_reason() -> None:
+    text = str(scan(scanned_models.ScaleAlone()))
+
+    assert "1 sites, 0 of which a gate can stand at" in text
+    assert "cannot be mounted: a scale without a shift: there is no kernel for it" in text
+
+
+def test_a_source_that_changed_since_its_import_is_not_trusted(tmp_path, monkeypatch) -> None:
+    """A tree of other code would put the gate in the wrong place."""
+    path = tmp_path / "drifting_model.py"
+    lines = ["from torch import nn", "class Model(nn.Module):", "    def forward(self, x, scale, shift):"]
+    path.write_text("\n".join([*lines, "        return x * (1 + scale) + shift", ""]), encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    import drifting_model
+
+    path.write_text("\n".join([*lines, "        return x * (1 + shift) + scale", ""]), encoding="utf-8")
+
+    assert () == scan(drifting_model.Model()).sites
+
+
+def test_only_models_classes_functions_and_modules_can_be_scanned() -> None:
+    with pytest.raises(UsageError, match=r"expected an nn\.Module, a class, a function or a Python module"):
+        scan(3)  # type: ignore[call-overload]
+
+
+def test_the_norm_of_the_written_out_kind_is_recognised_by_its_source() -> None:
+    (site,) = scan(scanned_models.Normed(CompositeNorm()))
+
+    assert "composite_rms_norm_modulate" == site.kind

@@ -1,0 +1,294 @@
+"""fg.rewired: gates in the place of a model's own chains, and everything as it was afterwards."""
+
+from __future__ import annotations
+
+import copy
+import traceback
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fusiongate.errors import FallbackError, UsageError
+from fusiongate.fusions import Fusion, require_fused
+from fusiongate.scanning import rewired
+
+from . import scanned_models
+from .scanned_models import FORMS, NOT_MOUNTABLE, CountedNorm, Layered, Normed, inputs
+
+
+def modulated(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+    return x * (1 + scale) + shift
+
+
+def modulated_in_fp32(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+    return (x.float() * (1 + scale.float()) + shift.float()).to(x.dtype)
+
+
+def rms(x: Tensor, scale: Tensor, shift: Tensor, eps: float, weight: Tensor | None = None) -> Tensor:
+    return modulated(F.rms_norm(x, (x.shape[-1],), weight, eps), scale, shift)
+
+
+def composite(x: Tensor, scale: Tensor, shift: Tensor, eps: float, weight: Tensor | None = None) -> Tensor:
+    y = (x * torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + eps)).to(x.dtype)
+    return modulated(y if weight is None else y * weight, scale, shift)
+
+
+def ops() -> list[Fusion]:
+    """Fusions without a kernel to build: torch in the part of a kernel that keeps every rounding."""
+    functions = {
+        "modulate": modulated,
+        "modulate_fp32": modulated_in_fp32,
+        "rms_norm_modulate": rms,
+        "composite_rms_norm_modulate": composite,
+    }
+    return [Fusion(name, reference=function, fused=function) for name, function in functions.items()]
+
+
+@pytest.fixture(autouse=True)
+def _inference():
+    with torch.inference_mode():
+        yield
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)
+def test_a_rewired_module_gives_the_same_bits_and_runs_its_gate(form: type[nn.Module]) -> None:
+    model = form()
+    args = inputs()
+    expected = model(*args)
+
+    with rewired(model, ops()) as report:
+        first, second = model(*args), model(*args)
+
+    assert torch.equal(expected, first)
+    assert torch.equal(expected, second)
+    assert report.mounted
+    assert all(site.counters["reference", "first-sight"] >= 1 for site in report.mounted)
+    assert {"first-sight", "verified"} >= {reason for _, reason in report.counters}
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)
+def test_what_a_gate_returns_is_what_the_module_goes_on_with(form: type[nn.Module]) -> None:
+    """A gate that nobody listens to would pass every comparison."""
+    model = form()
+    args = inputs()
+    expected = model(*args)
+
+    with rewired(model, ops()) as report:
+        for site in report.mounted:
+            assert site.cell is not None
+            right = site.cell.cell_contents
+            site.cell.cell_contents = lambda *operands, right=right: right(*operands) + 1
+            assert not torch.equal(expected, model(*args))
+            site.cell.cell_contents = right
+
+
+@pytest.mark.parametrize("module", NOT_MOUNTABLE, ids=lambda module: module.__name__)
+def test_a_module_where_no_gate_can_stand_runs_as_it_did(module: type[nn.Module]) -> None:
+    model = module()
+    args = inputs()
+    expected = model(*args)
+
+    with rewired(model, ops()) as report:
+        assert torch.equal(expected, model(*args))
+
+    assert [site for site in report.sites if site.fusion is None and site.reason]
+
+
+def test_everything_is_restored_afterwards_also_after_an_exception() -> None:
+    model = Layered()
+    before = [dict(vars(module)) for module in model.modules()]
+
+    with rewired(model, ops()):
+        assert [dict(vars(module)) for module in model.modules()] != before
+    assert before == [dict(vars(module)) for module in model.modules()]
+
+    with pytest.raises(KeyError), rewired(model, ops()):
+        raise KeyError
+    assert before == [dict(vars(module)) for module in model.modules()]
+
+
+def test_other_modules_of_the_same_class_are_not_touched() -> None:
+    model, other = Normed(), Normed()
+
+    with rewired(model, ops()):
+        assert "forward" in vars(model)
+        assert "forward" not in vars(other)
+        assert Normed.forward.__code__.co_freevars == ()
+
+
+def test_each_site_has_a_name_and_counters_of_its_own() -> None:
+    model = Layered()
+
+    with rewired(model, ops()) as report:
+        model(*inputs())
+        model.first(*inputs())
+
+    lines = {site.found.line for site in report.sites}
+    assert 1 == len(lines)
+    assert [f"{name}:scanned_models.py:{lines.copy().pop()}" for name in ("first", "second", "third")] == [
+        site.name for site in report.sites
+    ]
+    assert [2, 1, 1] == [site.counters.total() for site in report.sites]
+    assert ["rms_norm_modulate", "composite_rms_norm_modulate", "modulate"] == [site.kind for site in report.sites]
+
+
+def test_the_reference_is_the_sites_own_expression_and_norm() -> None:
+    """The gate refuses a kernel that fits another norm, because it is held against the module's own."""
+    model = Normed(nn.RMSNorm(16, eps=0.5).bfloat16())
+    args = inputs()
+    expected = model(*args)
+    ignores_eps = Fusion("rms_norm_modulate", reference=rms, fused=lambda x, s, c, eps, w=None: rms(x, s, c, 1e-6, w))
+
+    with rewired(model, [ignores_eps]) as report:
+        assert torch.equal(expected, model(*args))
+        assert torch.equal(expected, model(*args))
+
+    assert ("fused", "verified") not in report.counters
+
+
+def test_a_folded_norm_is_called_by_its_reference_only() -> None:
+    """Twice in a first sight at least, and never by a fused call."""
+    model = Normed(CountedNorm())
+    args = inputs()
+
+    with rewired(model, ops()) as report:
+        model(*args)
+        assert model.norm.calls > 1
+        before = model.norm.calls
+        model(*args)
+
+    assert {("reference", "first-sight"): 1, ("fused", "verified"): 1} == report.counters
+    assert before == model.norm.calls
+
+
+def test_the_norms_weight_and_eps_are_read_at_each_call() -> None:
+    model = Normed(scanned_models.CompositeNorm(weighted=True))
+    args = inputs()
+
+    with rewired(model, ops()):
+        model(*args)
+        model.norm.weight.mul_(2)
+        model.norm.eps = 0.25
+        actual = model(*args)
+
+    assert torch.equal(model(*args), actual)
+
+
+def test_without_the_norms_kernel_the_modulation_alone_is_mounted() -> None:
+    model = Normed()
+    args = inputs()
+    expected = model(*args)
+
+    with rewired(model, ops()[:1]) as report:
+        assert torch.equal(expected, model(*args))
+
+    assert ["modulate"] == [site.kind for site in report.mounted]
+
+
+def test_a_site_whose_op_was_not_given_says_so() -> None:
+    with rewired(scanned_models.InFp32(), ops()[:1]) as report:
+        pass
+
+    assert ["no op of the kind modulate_fp32 was given"] == [site.reason for site in report.sites]
+    assert "no op of the kind modulate_fp32 was given" in str(report)
+
+
+def test_an_op_of_another_name_is_given_by_its_kind() -> None:
+    mine = Fusion("my_kernel", reference=modulated, fused=modulated)
+
+    with rewired(scanned_models.Plain(), {"modulate": mine}) as report:
+        assert 1 == len(report.mounted)
+    with pytest.raises(UsageError, match="'my_kernel' is no kind of site"), rewired(scanned_models.Plain(), [mine]):
+        pass
+
+
+def test_two_ops_for_one_kind_are_refused() -> None:
+    with (
+        pytest.raises(UsageError, match="are both for modulate"),
+        rewired(scanned_models.Plain(), [ops()[0], ops()[0]]),
+    ):
+        pass
+
+
+def test_a_model_can_be_rewired_only_once_at_a_time() -> None:
+    model = nn.ModuleList([scanned_models.Plain(), scanned_models.Plain()])
+
+    with rewired(model[1], ops()):
+        with pytest.raises(UsageError, match="is rewired already"), rewired(model, ops()):
+            pass
+        assert "forward" not in vars(model[0])
+        assert "forward" in vars(model[1])
+
+
+def test_a_forward_that_somebody_else_replaced_is_left_alone() -> None:
+    model = scanned_models.Plain()
+    model.forward = lambda *args: "theirs"  # type: ignore[method-assign, assignment]
+
+    with rewired(model, ops()) as report:
+        assert "theirs" == model(*inputs())
+
+    assert ["somebody else has replaced forward on this module"] == [site.reason for site in report.sites]
+    assert "theirs" == model(*inputs())
+
+
+def test_an_error_in_a_rewired_forward_points_at_the_models_own_line() -> None:
+    model = scanned_models.OverStatements()
+    x, scale, shift = inputs()
+
+    with rewired(model, ops()) as report, pytest.raises(RuntimeError) as raised:
+        model(x, scale, shift[:, :3])
+
+    frames = traceback.extract_tb(raised.value.__traceback__)
+    own = [frame for frame in frames if frame.filename.endswith("scanned_models.py")]
+    assert own[0].lineno == report.sites[0].found.line
+    assert own[0].line == "x = x + shift[:, None]"
+
+
+def test_a_training_step_takes_the_references_and_has_its_gradients() -> None:
+    with torch.inference_mode(False):
+        model = Normed(scanned_models.CompositeNorm(weighted=True))
+        x, scale, shift = (tensor.clone() for tensor in inputs())
+
+        def gradient() -> Tensor:
+            model.zero_grad()
+            model(x, scale, shift).float().square().sum().backward()
+            assert model.norm.weight.grad is not None
+            return model.norm.weight.grad.clone()
+
+        expected = gradient()
+        with rewired(model, ops()) as report:
+            assert torch.equal(expected, gradient())
+    assert {("reference", "autograd")} == set(report.counters)
+
+
+def test_a_rewired_model_can_be_compiled_without_a_graph_break() -> None:
+    model = Layered()
+    args = inputs()
+    expected = torch.compile(model, backend="eager", fullgraph=True)(*args)
+
+    torch.compiler.reset()
+    with rewired(model, ops()) as report:
+        actual = torch.compile(model, backend="eager", fullgraph=True)(*args)
+
+    assert torch.equal(expected, actual)
+    assert {} == report.counters
+
+
+def test_a_copy_of_a_rewired_model_runs() -> None:
+    model = Layered()
+    args = inputs()
+    expected = model(*args)
+
+    with rewired(model, ops()):
+        assert torch.equal(expected, copy.deepcopy(model)(*args))
+
+
+def test_a_fall_back_inside_a_rewired_model_can_be_forbidden() -> None:
+    """The error names the site."""
+    declining = Fusion("modulate", reference=modulated, fused=modulated, declines=lambda *args: "never")
+    model = scanned_models.Plain()
+
+    with rewired(model, [declining]), require_fused(), pytest.raises(FallbackError, match=r"Plain:scanned_models\.py"):
+        model(*inputs())
