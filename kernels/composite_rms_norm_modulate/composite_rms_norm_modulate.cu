@@ -8,69 +8,41 @@
 // ((a0 + a1) + a2) + a3; then, along the width and after that along the height, the upper half is added to the lower until one is
 // left. ATen chooses the grid by the number of rows and by D; the caller says which one it takes.
 //
-// Here two threads share a lane: each has two of its positions. That changes no sum and keeps half as much in a thread.
+// So accumulator a of lane l is a chain of its own: the elements 4 l + a, 4 l + a + chains, ... The threads of a block follow the chains
+// element by element, out of the cache, and hold the row a second time in vectors as wide as loads go: the chains want
+// neighbouring elements in neighbouring threads, the memory wants few wide transactions, and this gives both what they want.
 #include "../common/admitted.cuh"
 #include "../common/normalized_rows.cuh"
 
 namespace fusiongate {
 namespace {
 
-template <int kWidth>
-struct LaneGrid {
-  // The four accumulators of each lane, side by side.
-  const float* accumulators;
+constexpr int threads = 128;
+constexpr int warps = threads / warp_lanes;
 
-  FUSIONGATE_DEVICE float lane(int index) const {
-    const auto four = load<4>(accumulators + 4 * index);
-    return add(add(add(four.elements[0], four.elements[1]), four.elements[2]), four.elements[3]);
-  }
-
-  // The sum in lane `index` once a line of the grid has been folded down to kLanes.
-  template <int kLanes>
-  FUSIONGATE_DEVICE float folded(int index) const {
-    if constexpr (kLanes == kWidth) {
-      return lane(index);
-    } else {
-      return add(folded<2 * kLanes>(index), folded<2 * kLanes>(index + kLanes));
-    }
-  }
-};
-
-template <typename T, int kWidth, int kHeight, int kHeld>
+template <typename T, int kLanes, int kHeld, int kWidth>
 struct CompositeRmsNormModulate {
-  static constexpr int threads = 2 * kWidth * kHeight;
+  static constexpr int chains = 4 * kLanes;
 
   NormalizedRows<T> task;
   float reciprocal_columns;
+  int height;   // the grid's; its width is kLanes / height
 
   FUSIONGATE_DEVICE void operator()(const Block<threads>& block) const {
     const int64_t row = block.index;
     const T* source = task.source(row);
-    const int pairs = static_cast<int>(task.rows.columns / 2);
+    const int columns = static_cast<int>(task.rows.columns);
+    const int vectors = columns / kWidth;
 
-    PerThread<Held<T, kHeld, 2>, threads> held;
-    alignas(16) FUSIONGATE_SHARED float accumulators[2 * threads];
+    PerThread<Held<T, kHeld, kWidth>, threads> held;
+    alignas(16) FUSIONGATE_SHARED float accumulators[chains];
     block.each([&](int thread) {
-      float first = 0.0f;
-      float second = 0.0f;
-      auto accumulate = [&](const Vector<T, 2>& pair) {
-        const float a = widen(pair.elements[0]);
-        const float b = widen(pair.elements[1]);
-        first = add(first, mul(a, a));
-        second = add(second, mul(b, b));
-      };
       FUSIONGATE_UNROLL
       for (int i = 0; i < kHeld; ++i) {
-        const int pair = thread + i * threads;
-        if (pair < pairs) held[thread].vectors[i] = load<2>(source + pair * 2);
+        const int vector = thread + i * threads;
+        if (vector < vectors) held[thread].vectors[i] = load<kWidth>(source + vector * kWidth);
       }
-      FUSIONGATE_UNROLL
-      for (int i = 0; i < kHeld; ++i) {
-        if (thread + i * threads < pairs) accumulate(held[thread].vectors[i]);
-      }
-      for (int pair = thread + kHeld * threads; pair < pairs; pair += threads) accumulate(load<2>(source + pair * 2));
-      accumulators[2 * thread] = first;
-      accumulators[2 * thread + 1] = second;
+      for (int chain = thread; chain < chains; chain += threads) accumulators[chain] = sum_of_squares(source, chain, columns);
     });
     block.synchronize();
 
@@ -82,68 +54,121 @@ struct CompositeRmsNormModulate {
       if (thread == 0 && task.rstd != nullptr) task.rstd[row] = statistic;
       FUSIONGATE_UNROLL
       for (int i = 0; i < kHeld; ++i) {
-        const int pair = thread + i * threads;
-        if (pair < pairs) output.finish(pair * 2, held[thread].vectors[i], statistic);
+        const int column = (thread + i * threads) * kWidth;
+        if (column < columns) output.finish(column, held[thread].vectors[i], statistic, output.template modulation<kWidth>(column));
       }
-      for (int pair = thread + kHeld * threads; pair < pairs; pair += threads) {
-        output.finish(pair * 2, load<2>(source + pair * 2), statistic);
+      for (int vector = thread + kHeld * threads; vector < vectors; vector += threads) {
+        const int column = vector * kWidth;
+        output.finish(column, load<kWidth>(source + column), statistic, output.template modulation<kWidth>(column));
       }
     });
   }
 
-  // Every warp folds a line of the grid, several the same one: all threads have the sum without waiting for one that does.
-  FUSIONGATE_DEVICE static float reduce(const Block<threads>& block, const float* accumulators) {
-    const LaneGrid<kWidth> grid{accumulators};
-    PerThread<float, threads> sums;
+  FUSIONGATE_DEVICE static float sum_of_squares(const T* source, int chain, int columns) {
+    // Loads first, in groups: the additions have to wait for one another, the loads need not.
+    constexpr int group = 8;
+    float sum = 0.0f;
+    int column = chain;
+    for (; column + (group - 1) * chains < columns; column += group * chains) {
+      float values[group];
+      FUSIONGATE_UNROLL
+      for (int i = 0; i < group; ++i) values[i] = widen(source[column + i * chains]);
+      FUSIONGATE_UNROLL
+      for (int i = 0; i < group; ++i) sum = add(sum, mul(values[i], values[i]));
+    }
+    for (; column < columns; column += chains) {
+      const float value = widen(source[column]);
+      sum = add(sum, mul(value, value));
+    }
+    return sum;
+  }
+
+  FUSIONGATE_DEVICE float reduce(const Block<threads>& block, const float* accumulators) const {
+    const int width = kLanes / height;
+    FUSIONGATE_SHARED float lanes[kLanes];
     block.each([&](int thread) {
-      const int line = thread / warp_lanes % kHeight;
-      sums[thread] = grid.template folded<warp_lanes>(line * kWidth + thread % warp_lanes);
-    });
-    reduce_warps<warp_lanes == 32>(block, sums);
-    FUSIONGATE_SHARED float lines[kHeight];
-    block.each([&](int thread) {
-      if (thread % warp_lanes == 0 && thread / warp_lanes < kHeight) lines[thread / warp_lanes] = sums[thread];
+      for (int lane = thread; lane < kLanes; lane += threads) {
+        const auto four = load<4>(accumulators + 4 * lane);
+        lanes[lane] = add(add(add(four.elements[0], four.elements[1]), four.elements[2]), four.elements[3]);
+      }
     });
     block.synchronize();
-    float folded[kHeight];
-    FUSIONGATE_UNROLL
-    for (int line = 0; line < kHeight; ++line) folded[line] = lines[line];
-    FUSIONGATE_UNROLL
-    for (int half = kHeight / 2; half > 0; half /= 2) {
-      FUSIONGATE_UNROLL
-      for (int line = 0; line < half; ++line) folded[line] = add(folded[line], folded[line + half]);
+    for (int half = width / 2; half >= warp_lanes; half /= 2) {
+      block.each([&](int thread) {
+        for (int index = thread; index < half * height; index += threads) {
+          float* lane = lanes + index / half * width + index % half;
+          *lane = add(*lane, lane[half]);
+        }
+      });
+      block.synchronize();
     }
-    return folded[0];
+    FUSIONGATE_SHARED float lines[kLanes / warp_lanes + 1];
+    for (int first = 0; first < height; first += warps) {
+      PerThread<float, threads> sums;
+      block.each([&](int thread) {
+        const int line = first + thread / warp_lanes;
+        sums[thread] = line < height ? lanes[line * width + thread % warp_lanes] : 0.0f;
+      });
+      reduce_warps<warp_lanes == 32>(block, sums);
+      block.each([&](int thread) {
+        const int line = first + thread / warp_lanes;
+        if (thread % warp_lanes == 0 && line < height) lines[line] = sums[thread];
+      });
+    }
+    block.synchronize();
+    return folded(lines, height);
+  }
+
+  // The lines' sums, the upper half added to the lower until one is left, by every thread for itself.
+  FUSIONGATE_DEVICE static float folded(const float* lines, int height) {
+    if constexpr (kLanes < 512) {
+      return lines[0];
+    } else {
+      constexpr int most = 16;
+      float values[most];
+      FUSIONGATE_UNROLL
+      for (int line = 0; line < most; ++line) values[line] = line < height ? lines[line] : 0.0f;
+      FUSIONGATE_UNROLL
+      for (int half = most / 2; half > 0; half /= 2) {
+        if (half >= height) continue;
+        FUSIONGATE_UNROLL
+        for (int line = 0; line < half; ++line) values[line] = add(values[line], values[line + half]);
+      }
+      return values[0];
+    }
   }
 };
 
-template <typename T, int kWidth, int kHeight, int kHeld>
-void launch_held(const NormalizedRows<T>& task, const TensorView& x) {
-  using Kernel = CompositeRmsNormModulate<T, (kWidth < warp_lanes ? warp_lanes : kWidth), kHeight, kHeld>;
-  const Kernel kernel{task, 1.0f / static_cast<float>(task.rows.columns)};
-  launch<Kernel::threads>(task.count, kernel, x.device().device_id, stream_of(x));
+template <typename T, int kLanes, int kHeld, int kWidth>
+void launch_held(const NormalizedRows<T>& task, const TensorView& x, int64_t height) {
+  const float reciprocal = 1.0f / static_cast<float>(task.rows.columns);
+  launch<threads>(task.count, CompositeRmsNormModulate<T, kLanes, kHeld, kWidth>{task, reciprocal, static_cast<int>(height)},
+                  x.device().device_id, stream_of(x));
 }
 
-// One line of 32 lanes is the common case, and keeps the row in registers; the others occur with few rows or very long ones.
-template <typename T>
-void launch_grid(const NormalizedRows<T>& task, const TensorView& x, int64_t width, int64_t height) {
-  if (width == 32 && height == 1) {
-    const int64_t needed = (task.rows.columns / 2 + 63) / 64;
-    if (needed <= 8) return launch_held<T, 32, 1, 8>(task, x);
-    if (needed <= 16) return launch_held<T, 32, 1, 16>(task, x);
-    if (needed <= 24) return launch_held<T, 32, 1, 24>(task, x);
-    if (needed <= 32) return launch_held<T, 32, 1, 32>(task, x);
-    return launch_held<T, 32, 1, 40>(task, x);
+// A line of 32 lanes is the common case, and keeps rows of ordinary length in registers; the other grids occur with few rows or very long ones.
+template <typename T, int kWidth>
+void launch_width(const NormalizedRows<T>& task, const TensorView& x, int64_t lanes, int64_t height) {
+  const int64_t needed = (task.rows.columns / kWidth + threads - 1) / threads;
+  switch (lanes) {
+    case 32:
+      if constexpr (warp_lanes == 32) {
+        if (needed <= 2) return launch_held<T, 32, 2, kWidth>(task, x, height);
+        if (needed <= 4) return launch_held<T, 32, 4, kWidth>(task, x, height);
+        return launch_held<T, 32, 8, kWidth>(task, x, height);
+      }
+      [[fallthrough]];
+    case 64:
+      return launch_held<T, 64, 4, kWidth>(task, x, height);
+    case 128:
+      return launch_held<T, 128, 4, kWidth>(task, x, height);
+    case 256:
+      return launch_held<T, 256, 4, kWidth>(task, x, height);
+    case 512:
+      return launch_held<T, 512, 8, kWidth>(task, x, height);
+    default:
+      TVM_FFI_THROW(ValueError) << "ATen sums no row in a grid of " << lanes << " lanes";
   }
-  if (width == 64 && height == 1) return launch_held<T, 64, 1, 8>(task, x);
-  if (width == 128 && height == 1) return launch_held<T, 128, 1, 8>(task, x);
-  if (width == 256 && height == 1) return launch_held<T, 256, 1, 8>(task, x);
-  if (width == 512 && height == 1) return launch_held<T, 512, 1, 8>(task, x);
-  if (width == 32 && height == 16) return launch_held<T, 32, 16, 8>(task, x);
-  if (width == 64 && height == 8) return launch_held<T, 64, 8, 8>(task, x);
-  if (width == 128 && height == 4) return launch_held<T, 128, 4, 8>(task, x);
-  if (width == 256 && height == 2) return launch_held<T, 256, 2, 8>(task, x);
-  TVM_FFI_THROW(ValueError) << "ATen sums no row in a grid of " << width << " x " << height << " lanes";
 }
 
 void composite_rms_norm_modulate(TensorView out, TensorView x, TensorView scale, TensorView shift, Optional<TensorView> weight,
@@ -151,10 +176,21 @@ void composite_rms_norm_modulate(TensorView out, TensorView x, TensorView scale,
   check_norm_operands(out, x, scale, shift, weight, rstd);
   TVM_FFI_ICHECK(x.size(2) % 4 == 0 && x.size(2) >= 128)
       << "D must be a multiple of 4 and at least 128: ATen sums other rows in another order";
+  TVM_FFI_ICHECK(width >= warp_lanes && height >= 1 && height <= 16 && (height == 1 || width * height == 512))
+      << "ATen sums no row in a grid of " << width << " x " << height << " lanes";
   if (x.numel() == 0) return;
   dispatch(x.dtype(), [&](auto tag) {
     using T = typename decltype(tag)::type;
-    launch_grid<T>(normalized_rows<T>(out, x, scale, shift, weight, eps, rstd), x, width, height);
+    const auto task = normalized_rows<T>(out, x, scale, shift, weight, eps, rstd);
+    constexpr int widest = 16 / sizeof(T);
+    const bool wide = task.rows.columns % widest == 0 && is_aligned(x, widest) && is_aligned(out, widest) &&
+                      rows_allow(scale, widest) && rows_allow(shift, widest) &&
+                      (!weight.has_value() || is_aligned(weight.value(), widest));
+    if (wide) {
+      launch_width<T, widest>(task, x, width * height, height);
+    } else {
+      launch_width<T, 4>(task, x, width * height, height);
+    }
   });
 }
 
