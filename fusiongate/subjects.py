@@ -15,7 +15,7 @@ import types
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from .contracts import Contract, Exact
 from .errors import UsageError
@@ -23,7 +23,7 @@ from .errors import UsageError
 if TYPE_CHECKING:
     from .fusions import Fusion
 
-__all__ = ["ADALN", "Launcher", "Spy", "Subject", "Trial"]
+__all__ = ["ADALN", "GridLauncher", "Launcher", "Spy", "Subject", "Trial"]
 
 Launcher = Callable[..., Any]
 StandIn = Callable[[Launcher], Launcher]
@@ -31,6 +31,13 @@ StandIn = Callable[[Launcher], Launcher]
 
 ADALN: dict[str, Any] = {"x": "B S D", "scale": "B 1 D", "shift": "B 1 D"}
 """The inputs of ``x * (1 + scale) + shift``: activations and two rows a batch entry."""
+
+
+class GridLauncher(Protocol):
+    """A kernel that launches by ``kernel[grid](...)``."""
+
+    def __getitem__(self, grid: Any, /) -> Launcher:
+        """The launcher for a grid."""
 
 
 class Spy:
@@ -114,7 +121,7 @@ class Subject:
     """The function with its gate, as models call it."""
     reference: Callable[..., Any]
     """The eager chain; its parameters are ``call``'s."""
-    fused: str | Launcher
+    fused: str | Launcher | GridLauncher
     """The launcher: ``"package.module:attribute"`` *where it is looked up*, or the object itself, which is then
     replaced in every module that holds it under a name."""
     declines: Callable[..., str | None] | None = None
@@ -175,7 +182,7 @@ class Subject:
                     self.reset()
 
 
-def _places(subject: str, fused: str | Launcher) -> list[tuple[Any, str]]:
+def _places(subject: str, fused: str | Launcher | GridLauncher) -> list[tuple[Any, str]]:
     """Every owner and attribute under which a launcher is looked up."""
     if isinstance(fused, str):
         return [_named(subject, fused)]

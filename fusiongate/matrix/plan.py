@@ -191,9 +191,11 @@ class Matrix:
         return Subject.of(fusion.host)
 
     def _another(self, cell: Cell) -> Size:
-        """A size that the cell does not have: one more of its first symbol, which is the batch."""
-        (first, extent), *rest = self.sizes[cell.size].extents
-        return Size(((first, extent + 1), *rest))
+        """A size of another signature: twice the channels, because kernels may share a verdict among numbers of rows."""
+        extents = dict(self.sizes[cell.size].extents)
+        full = self.inputs.having("full")
+        channels = full[0].dims[-1] if full else list(extents)[-1]
+        return Size.of(extents | {channels: 2 * extents[channels]})
 
     def _arguments(self, cell: Cell, call: int, where: torch.device, another: Size | None = None) -> tuple[Any, ...]:
         plan, layout = self._dtypes[cell.dtype], self._layouts[cell.layout]

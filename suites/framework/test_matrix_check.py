@@ -169,8 +169,11 @@ def test_disabled_kernels_are_red(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_witness_that_differs_is_red_although_the_results_agree() -> None:
     """Seen by the check itself: the gate compares the witness on first sight only, where this one is still right."""
-    mean = lambda x, scale, shift: x.float().mean(-1)
     drift = [0.0]
+
+    def mean(x: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
+        return x.float().mean(-1)
+
     subject = fusion(witness=(mean, lambda *args: mean(*args) + drift[0]))
     assert "fused" == check("base", subject).outcome
 

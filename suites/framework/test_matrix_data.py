@@ -121,7 +121,10 @@ def test_cancellation_leaves_exactly_zero_and_a_contraction_does_not(dtype: torc
 
 def test_another_operand_cancels_where_the_last_cannot() -> None:
     spec = {"residual": "B S D", "update": "B S D", "gate": "B 1 D"}
-    reference = lambda residual, update, gate: residual + update * gate
+
+    def reference(residual: torch.Tensor, update: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+        return residual + update * gate
+
     values = draw("cancellation", spec=spec, reference=reference)
     assert values["update"].any()
     assert not reference(*values.values()).any()
