@@ -5,7 +5,7 @@ of their own.
 """
 
 from .draws import fill, normal, uniform
-from .judging import Judgement, judge
+from .judgements import Judgement, judge
 from .outputs import command_preset, decode
 from .processes import run_fresh, trace_fresh
 from .records import Difference, PresetRecord, first_difference

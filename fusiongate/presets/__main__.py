@@ -1,4 +1,4 @@
-"""``python -m fusiongate.presets RESULTS``: the process that runs presets for another, whose tasks come on its input."""
+"""``python -m fusiongate.presets RESULTS``: the process that runs presets for another; tasks come on its input."""
 
 import sys
 

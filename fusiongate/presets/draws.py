@@ -120,7 +120,7 @@ def fill(module: nn.Module, *, seed: int = 0, name: str = "weights") -> None:
     """Give every parameter of a module numbers by its name and shape.
 
     Matrices and kernels have a standard deviation of ``1 / sqrt(fan in)``, biases of 0.02; the weights of norms and
-    other vectors scatter around one by 0.1. Nothing is left at zero: an adaLN that modulates by zero would prove nothing.
+    other vectors scatter around one by 0.1. Nothing is left at zero: an adaLN that modulates by zero proves nothing.
     """
     for path, parameter in module.named_parameters():
         leaf = path.rpartition(".")[2]

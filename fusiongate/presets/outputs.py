@@ -42,11 +42,12 @@ def command_preset(
     name
         As for :func:`fusiongate.preset`.
     command
-        The program and its arguments, in which ``{out}``, ``{seed}``, ``{size}`` and ``{device}`` are replaced. It writes its results
-        into the folder ``{out}``: ``.npy``, ``.npz``, ``.safetensors``, ``.pt``, ``.wav``, or pictures and films that pillow
-        reads.
+        The program and its arguments, in which ``{out}``, ``{seed}``, ``{size}`` and ``{device}`` are replaced. It
+        writes its results into the folder ``{out}``: ``.npy``, ``.npz``, ``.safetensors``, ``.pt``, ``.wav``, or
+        pictures and films that pillow reads.
     fused, reference
-        Environment variables of the two arms; by default ``FUSIONGATE_DISABLE=1`` switches the kernels off in the second.
+        Environment variables of the two arms; by default ``FUSIONGATE_DISABLE=1`` switches the kernels off in the
+        second.
     sizes, devices
         As for :func:`fusiongate.preset`.
 
@@ -67,9 +68,8 @@ def command_preset(
                 given, env={**os.environ, **surroundings[run.arm]}, capture_output=True, text=True, check=False
             )
             if done.returncode:
-                raise UsageError(
-                    f"preset {name!r}: {given[0]} exited with {done.returncode}: {(done.stdout + done.stderr)[-_TAIL:].strip()}"
-                )
+                printed = (done.stdout + done.stderr)[-_TAIL:].strip()
+                raise UsageError(f"preset {name!r}: {given[0]} exited with {done.returncode}: {printed}")
             files = sorted(path for path in Path(folder).rglob("*") if path.is_file())
             if not files:
                 raise UsageError(f"preset {name!r}: {given[0]} wrote nothing into {{out}}; expected files of tensors")
@@ -108,15 +108,15 @@ def decoders() -> dict[str, Callable[[Path], Iterator[tuple[str, Tensor]]]]:
 
 
 def _array(path: Path) -> Iterator[tuple[str, Tensor]]:
-    import numpy
+    import numpy as np
 
-    yield "array", torch.from_numpy(numpy.load(path, allow_pickle=False))
+    yield "array", torch.from_numpy(np.load(path, allow_pickle=False))
 
 
 def _arrays(path: Path) -> Iterator[tuple[str, Tensor]]:
-    import numpy
+    import numpy as np
 
-    with numpy.load(path, allow_pickle=False) as arrays:
+    with np.load(path, allow_pickle=False) as arrays:
         for name in sorted(arrays.files):
             yield name, torch.from_numpy(arrays[name])
 

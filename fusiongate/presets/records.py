@@ -1,4 +1,4 @@
-"""What a run of a preset leaves behind: digests of both arms, step by step, and the environment; and how two of them compare."""
+"""What a run of a preset leaves behind: digests of both arms, step by step, and the environment."""
 
 from __future__ import annotations
 

@@ -70,7 +70,10 @@ class Run:
         dtype
             Of its floating parameters and buffers.
         """
-        with self.device:
+        devices = [self.device] if self.device.type == "cuda" else []
+        # What a constructor draws is replaced below, unless it is a buffer.
+        with torch.random.fork_rng(devices=devices), self.device:
+            torch.manual_seed(self.seed)
             model = make()
         model = model.to(self.device, dtype).eval().requires_grad_(False)
         fill(model, seed=self.seed, name=name)

@@ -80,8 +80,8 @@ class PresetRun:
 def usual_ops(device: torch.device) -> tuple[Fusion, ...]:
     """The fusions that presets mount on a device.
 
-    On a CPU these are the host builds of the modulations. The host builds of the norms repeat a GPU's order of summation, which
-    is not the CPU's: their gates would rightly refuse all of them.
+    On a CPU these are the host builds of the modulations. The host builds of the norms repeat a GPU's order of
+    summation, which is not the CPU's: their gates would rightly refuse all of them.
     """
     from fusiongate import kernels
 

@@ -31,7 +31,7 @@ class Judgement:
         return self.change == "nothing changed"
 
     def __str__(self) -> str:
-        lines = [self.change]
+        lines: list[str] = [self.change]
         if self.fused is not None:
             lines.append(f"  with kernels, first at {self.fused}")
         if self.reference is not None:
@@ -40,17 +40,15 @@ class Judgement:
             lines.append(f"  the two arms of this run part at {self.arms}")
         elif self.change == "reference changed" and self.fused is not None:
             lines.append("  the two arms of this run agree: the kernels, or their gates, followed the reference")
-        lines.append(
-            f"  since the record: {', '.join(self.moved)}" if self.moved else "  since the record: nothing else"
-        )
+        lines.append(f"  since the record: {', '.join(self.moved) or 'nothing else changed'}")
         return "\n".join(lines)
 
 
 def judge(recorded: PresetRecord, now: PresetRecord) -> Judgement:
     """Compare a run with the record.
 
-    The arm without kernels says what the model, torch and the platform do; where it moved and the other arm still agrees with it,
-    the kernels are not to blame. Differences of the environment alone are no change.
+    The arm without kernels says what the model, torch and the platform do; where it moved and the other arm still
+    agrees with it, the kernels are not to blame. Differences of the environment alone are no change.
     """
     fused = first_difference(recorded.fused, now.fused)
     reference = first_difference(recorded.reference, now.reference)
