@@ -38,9 +38,11 @@ def kernels_at(revision: str, repository: Path) -> Iterator[types.ModuleType]:
     UsageError
         There is no such revision or no git, or its kernels do not work with today's library.
     """
-    commit = _git(repository, "rev-parse", "--verify", "--quiet", f"{revision}^{{commit}}", wrong=revision)
+    # Paths in an archive begin at the folder that git runs in.
+    top = Path(_git(repository, "rev-parse", "--show-toplevel", wrong=revision).decode().strip())
+    commit = _git(top, "rev-parse", "--verify", "--quiet", f"{revision}^{{commit}}", wrong=revision)
     sha = commit.decode().strip()
-    archive = _git(repository, "archive", sha, "kernels", wrong=revision)
+    archive = _git(top, "archive", sha, "kernels", wrong=revision)
     name = f"fusiongate_kernels_at_{sha[:12]}"
     with tempfile.TemporaryDirectory(prefix=f"{name}-") as folder:
         with tarfile.open(fileobj=io.BytesIO(archive)) as packed:
