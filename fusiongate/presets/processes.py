@@ -54,16 +54,23 @@ class Task:
     """The device."""
     traces: bool = False
     """Whether each operator of the reference's arm is recorded, instead of the steps of both."""
+    deterministic: bool = False
+    """Whether torch is asked for operators that repeat, where it has them."""
 
     @classmethod
-    def of(cls, preset: Preset, size: Size, seed: int, device: torch.device, *, traces: bool = False) -> Task:
+    def of(cls, preset: Preset, size: Size, seed: int, device: torch.device, **further: bool) -> Task:
         """The task of running a preset that this process knows."""
         file = str(preset.file) if preset.file else None
-        return cls(preset.name, preset.module, file, size, seed, str(device), traces)
+        return cls(preset.name, preset.module, file, size, seed, str(device), **further)
 
 
 def run_fresh(
-    presets: Sequence[Preset], *, size: Size = "tiny", seed: int = 0, device: torch.device | str = "cpu"
+    presets: Sequence[Preset],
+    *,
+    size: Size = "tiny",
+    seed: int = 0,
+    device: torch.device | str = "cpu",
+    deterministic: bool = False,
 ) -> Iterator[PresetRun]:
     """Run presets in one fresh process, each result as soon as it is there.
 
@@ -73,6 +80,8 @@ def run_fresh(
         One or several, which share the process.
     size, seed, device
         As for :func:`fusiongate.presets.run_preset`.
+    deterministic
+        Whether torch is asked for operators that repeat, where it has them.
 
     Raises
     ------
@@ -80,7 +89,8 @@ def run_fresh(
         If the process dies or a preset fails in it; the message holds what it printed.
     """
     chosen = torch.device(device)
-    for answer in _ask([Task.of(preset, size, seed, chosen) for preset in presets], chosen):
+    tasks = [Task.of(preset, size, seed, chosen, deterministic=deterministic) for preset in presets]
+    for answer in _ask(tasks, chosen):
         yield PresetRun(
             record=PresetRecord.from_json(answer["record"]),
             fused=_arm(answer["record"], "fused", answer),
@@ -104,7 +114,9 @@ def trace_fresh(
 
 
 def _ask(tasks: Sequence[Task], device: torch.device) -> Iterator[dict[str, Any]]:
-    settings = CPU_SETTINGS if device.type == "cpu" else {}
+    settings = dict(CPU_SETTINGS) if device.type == "cpu" else {}
+    if any(task.deterministic for task in tasks):
+        settings["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
     with tempfile.TemporaryDirectory(prefix="fusiongate-") as folder:
         results = Path(folder, "results.jsonl")
         results.touch()
@@ -152,6 +164,7 @@ def _answer(task: Task) -> dict[str, Any]:
     _load(task.module, Path(task.file) if task.file else None)
     preset = lookup(task.preset)
     device = torch.device(task.device)
+    torch.use_deterministic_algorithms(task.deterministic, warn_only=True)
     if task.traces:
         return {"ops": [astuple(op) for op in trace(preset, size=task.size, seed=task.seed, device=device)]}
     run = run_preset(preset, size=task.size, seed=task.seed, device=device)

@@ -1,0 +1,226 @@
+"""The fixture ``md5_snapshot``: a preset runs in a fresh process, and its digests are held against the committed ones.
+
+Storing, recalling and updating is syrupy's; what a difference means is told here.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+
+from fusiongate.errors import FusiongateError, SnapshotError
+from fusiongate.plugin.device import select
+from fusiongate.plugin.options import options
+from fusiongate.plugin.rows import record
+
+if TYPE_CHECKING:
+    import torch
+    from syrupy.assertion import SnapshotAssertion
+
+    from fusiongate.presets import Preset, PresetRun
+    from fusiongate.presets.baselines import Nondeterministic
+    from fusiongate.presets.records import PresetRecord
+    from fusiongate.presets.registry import Size
+
+__all__ = ["Md5Snapshot", "md5_snapshot"]
+
+_MARKER: Final = "preset"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Register the marker."""
+    config.addinivalue_line(
+        "markers",
+        f"{_MARKER}(preset): the preset that the fixture md5_snapshot checks; declared with @fusiongate.preset",
+    )
+
+
+@pytest.fixture
+def md5_snapshot(request: pytest.FixtureRequest) -> Md5Snapshot:
+    """Digests of a preset against their snapshot: call ``md5_snapshot.check(preset)``."""
+    return Md5Snapshot(request.node, lambda: request.getfixturevalue("snapshot"))
+
+
+class Md5Snapshot:
+    """The md5s of presets, as one test checks them."""
+
+    __slots__ = ("_item", "_snapshot")
+
+    def __init__(self, item: pytest.Item, snapshot: Any) -> None:
+        self._item = item
+        self._snapshot = snapshot
+
+    def check(self, preset: Preset | None = None, *, size: Size = "tiny", seed: int = 0) -> None:
+        """Run a preset, with kernels and without, and hold every step's digests against the snapshot.
+
+        Parameters
+        ----------
+        preset
+            What to run; by default the one that the test is marked with.
+        size, seed
+            How large, and with which numbers.
+
+        Raises
+        ------
+        pytest.fail.Exception
+            A digest changed, an output is constant or not finite, there is no snapshot, or none may be recorded.
+        """
+        from fusiongate.presets.running import missing_for
+
+        __tracebackhide__ = True
+        chosen = preset if preset is not None else self._marked()
+        device = select(self._item.config).torch_device
+        missing = missing_for(chosen, size, device)
+        if missing is not None:
+            pytest.skip(f"not run: {missing}")
+        try:
+            problem = self._checked(chosen, size, seed, device)
+        except FusiongateError as error:
+            problem = str(error)
+        if problem is not None:
+            pytest.fail(problem, pytrace=False)
+
+    def _marked(self) -> Preset:
+        from fusiongate.presets import Preset
+
+        marker = self._item.get_closest_marker(_MARKER)
+        if marker is None or len(marker.args) != 1 or not isinstance(marker.args[0], Preset):
+            raise pytest.UsageError(
+                f"{self._item.nodeid}: md5_snapshot.check() was given no preset: pass one, or mark the test with "
+                f"@pytest.mark.{_MARKER}(preset)"
+            )
+        return marker.args[0]
+
+    def _checked(self, preset: Preset, size: Size, seed: int, device: torch.device) -> str | None:
+        """What is wrong, in words; ``None`` where nothing is."""
+        from fusiongate.presets import baselines, run_fresh
+
+        (run,) = run_fresh([preset], size=size, seed=seed, device=device)
+        root = options(self._item.config).snapshots
+        if root is None:
+            raise SnapshotError(
+                "no folder of snapshots: set fusiongate_snapshots in the ini file, or give --fusiongate-snapshots=DIR"
+            )
+        path = baselines.location(root, run.record.environment, self._item.path.stem, preset.name, size)
+        kept = baselines.load(path)
+        if self._records(kept):
+            return self._record(preset, run, path, kept, size, seed, device)
+        if kept is None:
+            return self._missing(preset, run, path)
+        if isinstance(kept, baselines.Nondeterministic):
+            return self._held(preset, run, kept, size, seed, device)
+        return self._compared(preset, run, path, kept, size, seed, device)
+
+    def _records(self, kept: object) -> bool:
+        option = self._item.config.option
+        return bool(option.update_snapshots or (option.update_new_snapshots_only and kept is None))
+
+    def _record(
+        self,
+        preset: Preset,
+        run: PresetRun,
+        path: Path,
+        kept: PresetRecord | Nondeterministic | None,
+        size: Size,
+        seed: int,
+        device: torch.device,
+    ) -> str | None:
+        from fusiongate.presets import baselines
+
+        if isinstance(kept, baselines.Nondeterministic):
+            # Two runs may agree by chance: what was once seen to differ gets no md5 until somebody removes the finding.
+            return self._held(preset, run, kept, size, seed, device)
+        fresh = baselines.establish(preset, run, size=size, seed=seed, device=device)
+        self._store(path, fresh.text(), any_difference=True)
+        outcome = "recorded" if not isinstance(fresh, baselines.Nondeterministic) else "nondeterministic"
+        self._row(preset, run, outcome, None if outcome == "recorded" else str(fresh))
+        return None
+
+    def _missing(self, preset: Preset, run: PresetRun, path: Path) -> str | None:
+        command = f"pytest {shlex.quote(self._item.nodeid)} --snapshot-update"
+        story = f"no snapshot {self._relative(path)}; record it: {command}"
+        self._row(preset, run, "not run", story)
+        if options(self._item.config).missing == "skip":
+            pytest.skip(f"not run: {story}")
+        return f"preset {preset.name!r}: {story}"
+
+    def _compared(
+        self,
+        preset: Preset,
+        run: PresetRun,
+        path: Path,
+        kept: PresetRecord,
+        size: Size,
+        seed: int,
+        device: torch.device,
+    ) -> str | None:
+        from fusiongate.presets import judge, run_fresh
+        from fusiongate.presets.records import first_difference
+
+        story: str | None = None
+        judgement = judge(kept, run.record)
+        same = self._store(path, run.record.text(), any_difference=False)
+        if faults := run.record.faults():
+            story = "it proves nothing: " + "; ".join(faults)
+        elif not judgement or not same:
+            story = str(judgement)
+            (again,) = run_fresh([preset], size=size, seed=seed, device=device)
+            drift = first_difference(run.record.reference, again.record.reference)
+            if drift is not None:
+                story = (
+                    f"it does not repeat: without kernels a second process gives something else, first at {drift}; "
+                    f"record that, and the operator: pytest {shlex.quote(self._item.nodeid)} --snapshot-update"
+                )
+        self._row(preset, run, "red" if story else "same", story)
+        return story and f"preset {preset.name!r}: {story}\n  snapshot: {self._relative(path)}"
+
+    def _held(
+        self, preset: Preset, run: PresetRun, kept: Nondeterministic, size: Size, seed: int, device: torch.device
+    ) -> str | None:
+        """A preset without an md5: no gate may refuse, and with torch's deterministic operators the arms must agree."""
+        from fusiongate.presets import run_fresh
+        from fusiongate.presets.records import first_difference
+
+        story: str | None = None
+        refused = [site.name for site in run.fused.sites if any("refused" in call for call in site.calls)]
+        if refused:
+            story = f"gates refused at {', '.join(refused)}"
+        else:
+            (steady,) = run_fresh([preset], size=size, seed=seed, device=device, deterministic=True)
+            parted = first_difference(steady.record.reference, steady.record.fused)
+            if parted is not None:
+                story = f"with deterministic operators the arm with kernels differs, first at {parted}"
+        self._row(preset, run, "red" if story else "nondeterministic", story or str(kept))
+        return story and f"preset {preset.name!r}, {kept}: {story}"
+
+    def _store(self, path: Path, text: str, *, any_difference: bool) -> bool:
+        """Hand a text to syrupy, which compares it, and writes it where it was asked to update."""
+        from fusiongate.plugin.snapshot_files import extension_for
+
+        snapshot: SnapshotAssertion = self._snapshot()
+        return bool(snapshot.use_extension(extension_for(path, any_difference=any_difference)) == text)
+
+    def _row(self, preset: Preset, run: PresetRun, outcome: str, story: str | None) -> None:
+        fields = run.record.to_json()
+        row: Mapping[str, Any] = {
+            "outcome": outcome,
+            "story": story,
+            "size": run.record.size,
+            "seed": run.record.seed,
+            "fused": fields["fused"],
+            "reference": fields["reference"],
+            "sources": run.record.sources,
+            "seconds": {"fused": run.fused.seconds, "reference": run.reference.seconds},
+            "calls": dict(run.fused.calls()),
+            "sites": [[site.name, site.kind, site.reason] for site in run.fused.sites],
+            "test": self._item.nodeid,
+        }
+        record(self._item, "digest", preset.name, row, run.record.environment)
+
+    def _relative(self, path: Path) -> Path:
+        root = self._item.config.rootpath
+        return path.relative_to(root) if path.is_relative_to(root) else path

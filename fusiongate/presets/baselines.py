@@ -1,0 +1,198 @@
+"""What is kept of a preset for later: its record, or the finding that it does not repeat."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+
+from fusiongate.errors import SnapshotError, UsageError
+from fusiongate.platforms import Environment
+
+from .processes import run_fresh, trace_fresh
+from .records import SCHEMA, PresetRecord, first_difference
+from .registry import Preset, Size
+from .running import PresetRun
+from .traces import Parting, parting
+
+__all__ = ["Nondeterministic", "establish", "load", "loads", "location", "stale"]
+
+_ATTEMPTS = 4
+"""Pairs of processes that are compared operator by operator: what a preset leaves to chance may agree by chance."""
+
+
+@dataclass(frozen=True, slots=True)
+class Nondeterministic:
+    """The finding that a preset gives something else in another process; it has no md5."""
+
+    preset: str
+    """The preset's name."""
+    size: str
+    """``tiny`` or ``real``."""
+    seed: int
+    """The run's seed."""
+    step: str
+    """The first step that differed."""
+    tensor: str
+    """The first tensor of it that did."""
+    module: str | None
+    """The module that called the first operator that differed; ``None`` where no operator was caught."""
+    op: str | None
+    """That operator."""
+    sources: str
+    """The hash of the kernels' sources."""
+    environment: Environment
+    """Where it was found."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The finding as the json module can write it."""
+        fields = {name: getattr(self, name) for name in ("preset", "size", "seed", "step", "tensor", "module", "op")}
+        kept = {"schema": SCHEMA, "class": "nondeterministic", **fields, "sources": self.sources}
+        return {**kept, "environment": self.environment.to_json()}
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> Self:
+        """The finding that :meth:`to_json` wrote."""
+        names = ("preset", "size", "seed", "step", "tensor", "module", "op", "sources")
+        try:
+            return cls(
+                **{name: fields[name] for name in names}, environment=Environment.from_json(fields["environment"])
+            )
+        except (KeyError, UsageError) as error:
+            raise SnapshotError(f"a preset's record is damaged: {error}; record it again") from error
+
+    def text(self) -> str:
+        """The finding as its file holds it."""
+        return json.dumps(self.to_json(), indent=2, ensure_ascii=False) + "\n"
+
+    def __str__(self) -> str:
+        where = f"step {self.step!r}, tensor {self.tensor!r}"
+        if self.op is None:
+            return f"nondeterministic: first at {where}; no single operator was caught at it"
+        inside = f" in {self.module}" if self.module else ""
+        return f"nondeterministic: first at {where}; by {self.op}{inside}"
+
+
+def location(root: Path, environment: Environment, module: str, preset: str, size: str) -> Path:
+    """Where a preset's record lies.
+
+    ``<platform>/<device>/torch-<x.y>/<test module>/<preset>.json``; on CPUs, whose vector instructions the platform
+    names, the device is ``any``.
+    """
+    device = "any"
+    if not environment.platform.startswith("cpu-"):
+        device = re.sub(r"[^a-z0-9]+", "-", environment.device_name.lower()).strip("-")
+    version = ".".join(environment.torch.split(".")[:2])
+    name = preset if size == "tiny" else f"{preset}-{size}"
+    return root / environment.platform / device / f"torch-{version}" / module / f"{name}.json"
+
+
+def loads(text: str, where: str) -> PresetRecord | Nondeterministic:
+    """The record in a text.
+
+    Raises
+    ------
+    SnapshotError
+        If it is none; the message begins with ``where``.
+    """
+    try:
+        fields = json.loads(text)
+        if isinstance(fields, Mapping) and fields.get("class") == "nondeterministic":
+            return Nondeterministic.from_json(fields)
+        return PresetRecord.from_json(fields)
+    except (ValueError, SnapshotError) as error:
+        raise SnapshotError(f"{where}: {error}") from error
+
+
+def load(path: Path) -> PresetRecord | Nondeterministic | None:
+    """The record in a file; ``None`` where there is no file.
+
+    Raises
+    ------
+    SnapshotError
+        If the file is damaged.
+    """
+    try:
+        return loads(path.read_text(encoding="utf-8"), str(path))
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise SnapshotError(f"{path}: {error.strerror}") from error
+
+
+def establish(
+    preset: Preset, run: PresetRun, *, size: Size, seed: int, device: torch.device
+) -> PresetRecord | Nondeterministic:
+    """What may be kept of a run: it has to mean something, both arms have to agree, and so has another fresh process.
+
+    Parameters
+    ----------
+    preset, size, seed, device
+        What was run, and how.
+    run
+        The run, from a process of its own.
+
+    Raises
+    ------
+    SnapshotError
+        If nothing may be kept.
+    """
+    record = run.record
+    if faults := record.faults():
+        raise SnapshotError(f"preset {preset.name!r} proves nothing and is not recorded: {'; '.join(faults)}")
+    (again,) = run_fresh([preset], size=size, seed=seed, device=device)
+    drift = first_difference(record.reference, again.record.reference)
+    if drift is not None:
+        found = _caught(preset, size, seed, device)
+        return Nondeterministic(
+            preset=preset.name,
+            size=size,
+            seed=seed,
+            step=drift.step,
+            tensor=drift.tensor,
+            module=found.module if found is not None else None,
+            op=found.op if found is not None else None,
+            sources=record.sources,
+            environment=record.environment,
+        )
+    for arms in (record, again.record):
+        parted = first_difference(arms.reference, arms.fused)
+        if parted is not None:
+            raise SnapshotError(
+                f"preset {preset.name!r} is not recorded: with kernels it gives something else than without, "
+                f"first at {parted}"
+            )
+    return record
+
+
+def _caught(preset: Preset, size: Size, seed: int, device: torch.device) -> Parting | None:
+    """The first operator at which two processes part."""
+    first = trace_fresh(preset, size=size, seed=seed, device=device)
+    for _ in range(_ATTEMPTS):
+        found = parting(first, trace_fresh(preset, size=size, seed=seed, device=device))
+        if found is not None:
+            return found
+    return None
+
+
+def stale(root: Path, sources: str, platforms: str = "*") -> Iterator[tuple[Path, str]]:
+    """The records below a folder that were made from other kernel sources, each with the hash of those.
+
+    Parameters
+    ----------
+    root
+        The folder of snapshots.
+    sources
+        The hash of the sources as they are.
+    platforms
+        A pattern for the platforms' folders.
+    """
+    for path in sorted(root.glob(f"{platforms}/*/torch-*/*/*.json")):
+        kept = load(path)
+        if kept is not None and kept.sources != sources:
+            yield path, kept.sources
