@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from .contracts import Contract, Exact
+from .errors import UsageError
 from .guarded import PoisonedAllocations, storage_range
 from .probes import Operands, live_copies, redrawn, taller
 from .signatures import tensors_of
@@ -118,11 +119,7 @@ class FirstSight:
         """Probes until enough has been compared, or until no more can be made of this height."""
         if self._trial.probe is not None:
             while not self._enough():
-                operands = live_copies(self._run("probe=", self._trial.probe, self._args))
-                reason = self._run("declines", self._trial.declines, operands.args)
-                if reason is not None:
-                    raise ValueError(f"probe= gave operands that declines refuses: {reason}")
-                yield operands
+                yield self._run("probe=", self._of_the_user, (self._trial.probe,))
             return
         yield redrawn(self._args, generator, special=False)
         yield redrawn(self._args, generator, special=True)
@@ -131,6 +128,15 @@ class FirstSight:
             if higher is None:
                 return
             yield higher
+
+    def _of_the_user(self, probe: Function) -> Operands:
+        args = tuple(probe(*self._args))
+        if not all(tensor.numel() for tensor in tensors_of(args)):
+            raise UsageError("an operand has no elements")
+        reason = self._trial.declines(*args)
+        if reason is not None:
+            raise UsageError(f"declines refuses the operands: {reason}")
+        return live_copies(args)
 
     def _taller(self, expected: Tensor, generator: torch.Generator) -> Operands | None:
         factor = -(-(ELEMENTS - self._elements) // expected.numel())
