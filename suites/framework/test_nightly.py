@@ -1,0 +1,137 @@
+"""The nightly workflow's commands: which runners, what is kept, and that silence is an error."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from .nightly import SESSIONS, collect, labels, main, run
+
+JUNIT = """\
+<testsuites><testsuite>
+<testcase classname="suites.a" name="test_passed" />
+<testcase classname="suites.a" name="test_skipped"><skipped /></testcase>{more}
+</testsuite></testsuites>
+"""
+FAILED = '\n<testcase classname="suites.a" name="test_failed"><failure /></testcase>'
+
+
+class FakeNox:
+    """Leaves what the sessions leave."""
+
+    def __init__(self, *, more: str = "", status: int = 0, silent: str = "") -> None:
+        self.more = more
+        self.status = status
+        self.silent = silent
+        self.calls: list[Sequence[str]] = []
+
+    def __call__(self, arguments: Sequence[str]) -> int:
+        self.calls.append(arguments)
+        options = dict(option.split("=", 1) for option in arguments if "=" in option)
+        if self.silent not in arguments:
+            Path(options["--junitxml"]).write_text(JUNIT.format(more=self.more))
+        if "--benchmark-json" in options:
+            Path(options["--benchmark-json"]).write_text(json.dumps({"benchmarks": [{}, {}]}))
+        return self.status
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A checkout whose run has recorded one snapshot and changed another."""
+    root = tmp_path / "checkout"
+    (root / "snapshots" / "cuda-sm_90").mkdir(parents=True)
+    for name in ("kept", "changed", "deleted"):
+        (root / "snapshots" / "cuda-sm_90" / f"{name}.json").write_text("{}")
+    for command in (
+        ["init", "--quiet"],
+        ["add", "."],
+        ["-c", "user.name=test", "-c", "user.email=test@example.org", "commit", "--quiet", "-m", "first"],
+    ):
+        subprocess.run(["git", "-C", str(root), *command], check=True)
+    (root / "snapshots" / "cuda-sm_90" / "changed.json").write_text('{"a": 1}')
+    (root / "snapshots" / "cuda-sm_90" / "new.json").write_text("{}")
+    (root / "snapshots" / "cuda-sm_90" / "deleted.json").unlink()
+    return root
+
+
+def test_a_run_keeps_junit_ledger_timings_and_snapshot_candidates(checkout: Path, tmp_path: Path) -> None:
+    nox = FakeNox()
+    assert 0 == run("h200", tmp_path / "left" / "h200", nox, checkout)
+    assert list(SESSIONS) == [call[call.index("--session") + 1] for call in nox.calls]
+    assert all(any(option.startswith("--fusiongate-ledger=") for option in call) for call in nox.calls)
+    (report,) = collect(["h200"], tmp_path / "left")
+    assert () == report.problems
+    assert (2, 2) == (report.tests, report.rows)
+    assert ("cuda-sm_90/changed.json", "cuda-sm_90/new.json") == report.snapshots
+
+
+def test_the_later_session_runs_where_the_earlier_one_failed(checkout: Path, tmp_path: Path) -> None:
+    nox = FakeNox(more=FAILED, status=1)
+    assert 1 == run("h200", tmp_path / "left" / "h200", nox, checkout)
+    assert len(SESSIONS) == len(nox.calls)
+    (report,) = collect(["h200"], tmp_path / "left")
+    assert "nox -s gpu failed with exit status 1" in report.problems
+    assert "failed: suites.a::test_failed" in report.problems
+
+
+def test_a_runner_that_did_not_report_is_an_error(
+    checkout: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run("h200", tmp_path / "left" / "h200", FakeNox(), checkout)
+    status = main(["collect", str(tmp_path / "left")], {"NIGHTLY_RUNNERS": "h200, mi300x"}, FakeNox())
+    assert 1 == status
+    printed = capsys.readouterr().out
+    assert "| h200 | 2 | 2 | 2 | passed |" in printed
+    assert "| mi300x | 0 | 0 | 0 | **failed** |" in printed
+    assert "did not report" in printed
+
+
+def test_a_runner_that_was_cut_off_is_an_error(checkout: Path, tmp_path: Path) -> None:
+    """Its files arrive, but not the one that is written last."""
+    folder = tmp_path / "left" / "h200"
+    run("h200", folder, FakeNox(), checkout)
+    (folder / "report.json").unlink()
+    (report,) = collect(["h200"], tmp_path / "left")
+    assert report.problems[0].startswith("did not report")
+
+
+@pytest.mark.parametrize("silent", SESSIONS)
+def test_a_session_without_tests_is_an_error_even_when_nox_is_content(
+    silent: str, checkout: Path, tmp_path: Path
+) -> None:
+    run("h200", tmp_path / "left" / "h200", FakeNox(silent=silent), checkout)
+    (report,) = collect(["h200"], tmp_path / "left")
+    assert (f"nox -s {silent} ran no test",) == report.problems
+
+
+def test_all_reported_is_a_pass_and_stands_in_the_jobs_summary(checkout: Path, tmp_path: Path) -> None:
+    run("h200", tmp_path / "left" / "h200", FakeNox(), checkout)
+    summary = tmp_path / "summary.md"
+    environment = {"NIGHTLY_RUNNERS": "h200", "GITHUB_STEP_SUMMARY": str(summary)}
+    assert 0 == main(["collect", str(tmp_path / "left")], environment, FakeNox())
+    assert "- snapshot candidate: `cuda-sm_90/new.json`" in summary.read_text()
+
+
+def test_the_runners_are_given_as_github_wants_them(capsys: pytest.CaptureFixture[str]) -> None:
+    assert 0 == main(["runners"], {"NIGHTLY_RUNNERS": "h200,mi300x"}, FakeNox())
+    assert 'runners=["h200", "mi300x"]\n' == capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "listed, message",
+    [(None, "names no runner"), (" , ", "names no runner"), ("a,a", "twice"), ("../a", "is no label")],
+)
+def test_a_list_of_runners_that_means_nothing_is_refused(listed: str | None, message: str) -> None:
+    with pytest.raises(SystemExit, match=message):
+        labels(listed)
+
+
+def test_the_workflow_leaves_the_logic_to_the_script() -> None:
+    workflow = (Path(__file__).parents[2] / ".github" / "workflows" / "nightly.yml").read_text(encoding="utf-8")
+    for command in ("runners", "run", "collect"):
+        assert f"suites/framework/nightly.py {command}" in workflow
+    assert "if [" not in workflow
