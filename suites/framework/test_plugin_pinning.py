@@ -60,3 +60,12 @@ def test_amd_s_own_list_counts_first(pinned: Project) -> None:
     pinned.setenv("HIP_VISIBLE_DEVICES", "3")
     pinned.run("-n", "auto", "--fusiongate-pin-gpus").assert_outcomes(passed=6)
     assert seen(pinned) == {"gw0 3 3"}
+
+
+def test_a_gpu_that_was_asked_for_and_is_not_there_is_what_is_said(pinned: Project) -> None:
+    """Although the workers are counted before the options are looked at."""
+    pinned.setenv("CUDA_VISIBLE_DEVICES", "")
+    result = pinned.run("-n", "auto", "--fusiongate-pin-gpus", "--fusiongate-require-fused")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    (line,) = (line for line in result.errlines if line)
+    assert line.startswith("ERROR: --fusiongate-require-fused: torch ")
