@@ -1,3 +1,3 @@
 """The recipes are repositories in miniature: suites/framework/test_downstream.py copies each out and runs it alone."""
 
-collect_ignore = ["adaln", "residual_gate", "silu_mul"]
+collect_ignore = ["adaln-op", "residual-gate-op", "silu-mul-op"]

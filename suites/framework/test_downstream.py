@@ -42,9 +42,13 @@ UNRELATED = {
 """A fault that has nothing to do with rounding: the wrong sign, another batch's rows, another token's."""
 
 
+def recipe_file(recipe: str) -> Path:
+    return RECIPES / f"{recipe.replace('_', '-')}-op" / f"test_{recipe}.py"
+
+
 def install(project: Project, recipe: str, kernel: str | None = None) -> str:
     """Copy a recipe out, with another kernel if one is given; return the node id of its test."""
-    source = (RECIPES / recipe / f"test_{recipe}.py").read_text(encoding="utf-8")
+    source = recipe_file(recipe).read_text(encoding="utf-8")
     assert source.count(RIGHT[recipe]) == 1
     project.write(f"test_{recipe}.py", source.replace(RIGHT[recipe], kernel or RIGHT[recipe]))
     return f"test_{recipe}.py::test_{recipe}"
@@ -52,9 +56,9 @@ def install(project: Project, recipe: str, kernel: str | None = None) -> str:
 
 @pytest.mark.parametrize("recipe", RIGHT)
 def test_a_recipe_is_short_and_needs_nothing_beside_it(recipe: str) -> None:
-    files = [path for path in (RECIPES / recipe).rglob("*") if "__pycache__" not in path.parts]
-    assert [path.name for path in files] == [f"test_{recipe}.py"]
-    code = [line for line in files[0].read_text(encoding="utf-8").splitlines() if line.strip()]
+    file = recipe_file(recipe)
+    assert [path for path in file.parent.rglob("*") if "__pycache__" not in path.parts] == [file]
+    code = [line for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
     assert len(code) <= 15
 
 
