@@ -18,6 +18,9 @@ FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 _VECTOR = 4
 """Elements of the narrowest vector load; rows whose D it does not divide go element by element, at any alignment."""
 _MOST_BLOCKS = 1 << 31
+"""Blocks of a grid: a norm takes one a row."""
+_MOST_ELEMENTS = 1 << 38
+"""A modulation takes a block for 256 elements or more, save for the last tokens and columns of each batch entry."""
 
 
 def declined_device(tensor: Tensor, *, host: bool) -> str | None:
@@ -80,8 +83,7 @@ def declined_modulation(x: Any, scale: Any, shift: Any, *, host: bool, fp32_rows
         return "stride"
     if x.shape[2] % _VECTOR == 0 and _is_misaligned(x):
         return "alignment"
-    # One element a thread is the worst case for the number of blocks, 256 threads a block and 16 rows a thread.
-    if x.shape[0] * x.shape[1] >= _MOST_BLOCKS or x.shape[2] >= _MOST_BLOCKS or x.numel() // 64 >= _MOST_BLOCKS:
+    if x.shape[0] * x.shape[1] >= _MOST_BLOCKS or x.numel() >= _MOST_ELEMENTS:
         return "too-large"
     return None
 

@@ -44,19 +44,6 @@ struct NormalizedRows {
   FUSIONGATE_DEVICE const T* source(int64_t row) const { return x + row * rows.columns; }
 };
 
-// What a modulation needs beside the normalized value, loaded: a kernel may ask for it before it knows the statistic, so that the
-// loads are under way while the sum is made.
-template <typename T, int kWidth>
-struct Modulation {
-  Vector<T, kWidth> scale;
-  Vector<T, kWidth> shift;
-};
-
-template <typename T, int kHeld, int kWidth>
-struct Prefetched {
-  Modulation<T, kWidth> modulations[kHeld];
-};
-
 // One row on its way out: everything that depends on the row alone is worked out once.
 template <typename T, Weighting kWeighting>
 struct OutputRow {
@@ -77,13 +64,7 @@ struct OutputRow {
   }
 
   template <int kWidth>
-  FUSIONGATE_DEVICE Modulation<T, kWidth> modulation(int column) const {
-    return {load<kWidth>(scale + column), load<kWidth>(shift + column)};
-  }
-
-  template <int kWidth>
-  FUSIONGATE_DEVICE void finish(int column, const Vector<T, kWidth>& value, float statistic,
-                                const Modulation<T, kWidth>& with) const {
+  FUSIONGATE_DEVICE void finish(int column, const Vector<T, kWidth>& value, float statistic) const {
     if ((planted<Fault::tail_skipped> || planted<Fault::last_tile_skipped>) && skipped) return;
     constexpr bool rounds = !planted<Fault::norm_unrounded> && !planted<Fault::all_fp32>;
     Floats<kWidth> normalized = widen(value);
@@ -96,8 +77,8 @@ struct OutputRow {
       for (int i = 0; i < kWidth; ++i) normalized.values[i] = mul(gain.values[i], normalized.values[i]);
     }
     if constexpr (rounds) normalized = round_each<T>(normalized);
-    const auto factor = one_plus<T, Schedule::every_op>(with.scale);
-    auto result = modulated<T, Schedule::every_op>(normalized, factor, with.shift);
+    const auto factor = one_plus<T, Schedule::every_op>(load<kWidth>(scale + column));
+    auto result = modulated<T, Schedule::every_op>(normalized, factor, load<kWidth>(shift + column));
     if (planted<Fault::one_element_off> && spoilt && column == 0) {
       result.elements[0] = narrow<T>(add(widen(result.elements[0]), 1.0f));
     }

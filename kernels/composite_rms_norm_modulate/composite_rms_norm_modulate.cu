@@ -55,11 +55,11 @@ struct CompositeRmsNormModulate {
       FUSIONGATE_UNROLL
       for (int i = 0; i < kHeld; ++i) {
         const int column = (thread + i * threads) * kWidth;
-        if (column < columns) output.finish(column, held[thread].vectors[i], statistic, output.template modulation<kWidth>(column));
+        if (column < columns) output.finish(column, held[thread].vectors[i], statistic);
       }
       for (int vector = thread + kHeld * threads; vector < vectors; vector += threads) {
         const int column = vector * kWidth;
-        output.finish(column, load<kWidth>(source + column), statistic, output.template modulation<kWidth>(column));
+        output.finish(column, load<kWidth>(source + column), statistic);
       }
     });
   }

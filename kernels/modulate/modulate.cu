@@ -1,7 +1,7 @@
 // x * (1 + scale) + shift: x is (B, S, D), scale and shift are (B, 1, D) with any batch stride.
 //
-// A thread keeps 1 + scale and shift of its columns in registers and streams rows of x past them: each byte of x is read
-// once and each byte of the output written once, which is all that the op has to move.
+// A thread has a vector of columns of a few tokens: it works out 1 + scale once for all of them. Each byte of x is read once and each
+// byte of the output written once, which is all that the op has to move; the rows come out of the cache.
 #include "../common/admitted.cuh"
 #include "../common/operands.cuh"
 
@@ -9,8 +9,7 @@ namespace fusiongate {
 namespace {
 
 constexpr int threads = 256;
-constexpr int rows_in_flight = 4;   // loads that a thread has under way before it computes: hides the memory's latency
-constexpr int passes = 4;           // row groups a thread handles, so that the rows' own loads are paid once for many
+constexpr int rows_in_flight = 4;   // tokens of a thread, all loaded before it computes: hides the memory's latency
 
 template <typename T, typename Row, Schedule kSchedule, int kWidth>
 struct Modulate {
@@ -38,7 +37,7 @@ struct Modulate {
       const auto shift = load<kWidth>(rows.shift_of(batch) + column);
 
       const int step = threads >> lane_bits;
-      int64_t token = token_tile * (step * rows_in_flight * passes) + (thread >> lane_bits);
+      const int64_t token = token_tile * (step * rows_in_flight) + (thread >> lane_bits);
       const T* source = x + (batch * tokens + token) * rows.columns + column;
       T* target = out + (batch * tokens + token) * rows.columns + column;
       const int64_t stride = step * rows.columns;
@@ -52,22 +51,16 @@ struct Modulate {
         store<kWidth>(address, result);
       };
 
-      FUSIONGATE_UNROLL
-      for (int pass = 0; pass < passes; ++pass) {
-        if (token + (rows_in_flight - 1) * step < tokens) {
-          Vector<T, kWidth> values[rows_in_flight];
-          FUSIONGATE_UNROLL
-          for (int i = 0; i < rows_in_flight; ++i) values[i] = load<kWidth>(source + i * stride);
-          FUSIONGATE_UNROLL
-          for (int i = 0; i < rows_in_flight; ++i) modulate_one(values[i], target + i * stride, token + i * step);
-        } else {
-          for (int i = 0; i < rows_in_flight && token + i * step < tokens; ++i) {
-            modulate_one(load<kWidth>(source + i * stride), target + i * stride, token + i * step);
-          }
+      if (token + (rows_in_flight - 1) * step < tokens) {
+        Vector<T, kWidth> values[rows_in_flight];
+        FUSIONGATE_UNROLL
+        for (int i = 0; i < rows_in_flight; ++i) values[i] = load<kWidth>(source + i * stride);
+        FUSIONGATE_UNROLL
+        for (int i = 0; i < rows_in_flight; ++i) modulate_one(values[i], target + i * stride, token + i * step);
+      } else {
+        for (int i = 0; i < rows_in_flight && token + i * step < tokens; ++i) {
+          modulate_one(load<kWidth>(source + i * stride), target + i * stride, token + i * step);
         }
-        token += rows_in_flight * step;
-        source += rows_in_flight * stride;
-        target += rows_in_flight * stride;
       }
     });
   }
@@ -79,7 +72,7 @@ void launch_width(const TensorView& out, const TensorView& x, const Rows<Row>& r
   int lane_bits = 0;
   while ((1 << lane_bits) < threads && (int64_t{1} << lane_bits) < vectors) ++lane_bits;
   const int64_t tokens = x.size(1);
-  const int64_t tokens_a_tile = (threads >> lane_bits) * int64_t{rows_in_flight * passes};
+  const int64_t tokens_a_tile = (threads >> lane_bits) * int64_t{rows_in_flight};
   const int64_t column_tiles = (vectors + (int64_t{1} << lane_bits) - 1) >> lane_bits;
   const int64_t token_tiles = (tokens + tokens_a_tile - 1) / tokens_a_tile;
   const int64_t tiles = column_tiles * token_tiles * x.size(0);

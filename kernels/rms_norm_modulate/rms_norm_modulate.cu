@@ -15,9 +15,6 @@ constexpr int threads = warps * warp_lanes;
 // The width of a load, and how much of a row a thread keeps: kHeld vectors.
 template <typename T, int kHeld, int kWidth>
 struct RmsNormModulate {
-  // In 16 bits there are registers left for the modulation of a row of ordinary length.
-  static constexpr bool prefetches = sizeof(T) == 2 && kHeld <= 8;
-
   NormalizedRows<T> task;
 
   FUSIONGATE_DEVICE void operator()(const Block<threads>& block) const {
@@ -27,9 +24,7 @@ struct RmsNormModulate {
     const int vectors = static_cast<int>(columns / kWidth);
 
     PerThread<Held<T, kHeld, kWidth>, threads> held;
-    PerThread<Prefetched<T, prefetches ? kHeld : 1, kWidth>, threads> prefetched;
     PerThread<float, threads> sums;
-    const OutputRow<T, Weighting::before_rounding> output(task, row);
     const float center = planted<Fault::mean_subtracted> ? mean(block, source, columns) : 0.0f;
     block.each([&](int thread) {
       float sum = 0.0f;
@@ -44,13 +39,6 @@ struct RmsNormModulate {
       for (int i = 0; i < kHeld; ++i) {
         const int vector = thread + i * threads;
         if (vector < vectors) held[thread].vectors[i] = load<kWidth>(source + vector * kWidth);
-      }
-      if constexpr (prefetches) {
-        FUSIONGATE_UNROLL
-        for (int i = 0; i < kHeld; ++i) {
-          const int vector = thread + i * threads;
-          if (vector < vectors) prefetched[thread].modulations[i] = output.template modulation<kWidth>(vector * kWidth);
-        }
       }
       FUSIONGATE_UNROLL
       for (int i = 0; i < kHeld; ++i) {
@@ -72,21 +60,16 @@ struct RmsNormModulate {
     const float mean_square = divide(sum, static_cast<float>(columns));
     const float statistic = reciprocal_square_root(add(mean_square, planted_epsilon(task.eps)));
 
+    const OutputRow<T, Weighting::before_rounding> output(task, row);
     block.each([&](int thread) {
       if (thread == 0 && task.rstd != nullptr) task.rstd[row] = statistic;
       FUSIONGATE_UNROLL
       for (int i = 0; i < kHeld; ++i) {
         const int vector = thread + i * threads;
-        if (vector >= vectors) continue;
-        if constexpr (prefetches) {
-          output.finish(vector * kWidth, held[thread].vectors[i], statistic, prefetched[thread].modulations[i]);
-        } else {
-          output.finish(vector * kWidth, held[thread].vectors[i], statistic, output.template modulation<kWidth>(vector * kWidth));
-        }
+        if (vector < vectors) output.finish(vector * kWidth, held[thread].vectors[i], statistic);
       }
       for (int vector = thread + kHeld * threads; vector < vectors; vector += threads) {
-        const int column = vector * kWidth;
-        output.finish(column, load<kWidth>(source + column), statistic, output.template modulation<kWidth>(column));
+        output.finish(vector * kWidth, load<kWidth>(source + vector * kWidth), statistic);
       }
     });
   }
@@ -130,9 +113,10 @@ void rms_norm_modulate(TensorView out, TensorView x, TensorView scale, TensorVie
   });
 }
 
-// Loads of 16 bytes where the operands allow it, single elements where D is odd: the order of the sum is whatever that gives.
+// Loads of 16 bytes where the operands allow it: the order of the sum is whatever that gives.
 void rms_norm_modulate_high(TensorView out, TensorView x, TensorView scale, TensorView shift, double eps) {
   check_norm_operands(out, x, scale, shift, {}, {});
+  TVM_FFI_ICHECK(x.size(2) % 4 == 0) << "D must be a multiple of 4";
   if (x.numel() == 0) return;
   dispatch(x.dtype(), [&](auto tag) {
     using T = typename decltype(tag)::type;
@@ -143,7 +127,7 @@ void rms_norm_modulate_high(TensorView out, TensorView x, TensorView scale, Tens
     if (wide) {
       launch_width<T, widest>(task, x);
     } else {
-      launch_held<T, 4, 1>(task, x);
+      launch_width<T, 4>(task, x);
     }
   });
 }
