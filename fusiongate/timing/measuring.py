@@ -218,7 +218,7 @@ def _stopwatch(arms: Sequence[Arm], sets: Sequence[tuple[Any, ...]], device: tor
         if timer == "events":
             return events
         try:
-            return _captured(arms, sets, device, stream, events.rough_s)
+            return _captured(arms, sets, device, stream, events.rough_seconds())
         except RuntimeError as error:
             if timer == "graph":
                 raise UsageError(

@@ -31,7 +31,7 @@ __all__ = ["Paired", "Sampler", "Schedule", "Settings", "orders", "pair"]
 _SHARES = (0.25, 0.5, 1.0)
 """The looks, as shares of the units that the time allows."""
 
-_FILLED = 0.9
+_FILLED = 0.85
 """The share of the time that is planned for, so that what looking costs fits into the rest."""
 
 _OVERRUN = 1.1

@@ -72,5 +72,4 @@ def test_it_runs_from_end_to_end_on_a_cpu(tmp_path: Path) -> None:
     assert status == bool(results["wrong"])
     assert 5 == len(results["spins"])
     assert 2 == results["same"]["trials"]
-    # Without waiting, a naive loop would read nothing of a GPU's work; a CPU computes while it is called.
-    assert all(row["no_wait_s"] >= row["known_s"] * 0.98 for row in results["spins"])
+    assert all(row["wait_each_s"] > 0 for row in results["spins"])

@@ -103,7 +103,7 @@ def test_each_arm_comes_first_equally_often() -> None:
 
 def test_the_looks_fit_the_time_and_share_the_level() -> None:
     schedule = Schedule.plan(Settings(seconds=0.3, confidence=0.99), unit_s=0.004)
-    assert (16, 33, 67) == schedule.looks
+    assert (16, 31, 63) == schedule.looks
     assert 0.01 == pytest.approx(schedule.level * 3)
 
 

@@ -89,7 +89,7 @@ def measured(
     seed: int,
     settings: Settings,
     *,
-    looks: tuple[int, ...] = (16, 33, 67),
+    looks: tuple[int, ...] = (16, 31, 63),
     tick_s: float = 0.0,
 ) -> Paired:
     """Pair simulated arms; by default with the looks of 0.3 s of millisecond samples."""

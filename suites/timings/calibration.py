@@ -14,6 +14,7 @@ import json
 import statistics
 import sys
 import time
+import traceback
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -80,7 +81,7 @@ def spins(plan: Plan) -> list[dict[str, Any]]:
     for ns in _SPINS_NS:
         arms = [Arm("spin", spin_ns), Arm("again", spin_ns)]
         taken = measure(arms, (x, ns), settings=plan.settings, hot=True)
-        own_s = statistics.median(int(spin_ns(x, ns)) for _ in range(9)) * 1e-9
+        own_s = min(int(spin_ns(x, ns)) for _ in range(9)) * 1e-9
         measured = taken.arms["spin"].median.value
         loops = {name: loop(x, ns) for name, loop in _NAIVE.items()}
         row: dict[str, Any] = {"known_s": own_s, "measured_s": measured, "error": measured / own_s - 1, **loops}
@@ -176,34 +177,58 @@ def calibrate(plan: Plan) -> tuple[dict[str, Any], list[str]]:
     results: dict[str, Any] = {
         "environment": fg.environment(plan.device).to_json(),
         "settings": {"margin": plan.margin, "seconds": plan.seconds, "confidence": plan.settings.confidence},
-        "spins": spins(plan),
     }
-    wrong = [
+    wrong: list[str] = []
+
+    def part(name: str, run: Callable[[], Any], empty: Any) -> Any:
+        """Run one part; where it fails, the others still tell what they can."""
+        try:
+            return run()
+        except Exception as error:
+            traceback.print_exc()
+            wrong.append(f"{name} failed: {type(error).__name__}: {error}")
+            return empty
+
+    results["spins"] = part("spins", lambda: spins(plan), [])
+    wrong += [
         f"a spin of {row['known_s'] * 1e6:.1f} µs reads {row['error']:+.2%} wrong: at most {_READING_ERROR:.0%}"
         for row in results["spins"]
         if row["known_s"] * 1e9 >= _JUDGED_FROM_NS * 0.9 and abs(row["error"]) > _READING_ERROR
     ]
     on_gpu = plan.device.type == "cuda"
     op = fg.kernels.modulate if on_gpu else fg.kernels.modulate.host
+    assert op is not None  # every kernel of ours has a host build
     args = operands(plan.device)
     deadline = started + plan.budget_s
     # The planted trials come first, with a part of the time: those of A/A are many and take what is left.
     if on_gpu:
         planted_deadline = started + plan.budget_s * 0.4
         results["planted"] = {
-            "spin": summary("planted +1 %, spinning", _planted_spin(plan, planted_deadline), true_ratio=_PLANTED),
-            "copy": summary("planted +1 %, copying", _planted_copy(plan, started + plan.budget_s * 0.5)),
+            "spin": summary(
+                "planted +1 %, spinning",
+                part("planted spins", lambda: _planted_spin(plan, planted_deadline), []),
+                true_ratio=_PLANTED,
+            ),
+            "copy": summary(
+                "planted +1 %, copying",
+                part("planted copies", lambda: _planted_copy(plan, started + plan.budget_s * 0.5), []),
+            ),
         }
         for name, row in results["planted"].items():
-            if row["trials"] < plan.planted_trials or row["slower"] < _LEAST_FOUND * row["trials"]:
-                found = f"{row.get('slower', 0)} of {row['trials']} trials"
-                wrong.append(f"a planted percent ({name}) was called slower in {found}, wanted {plan.planted_trials}")
+            found = row.get("slower", 0)
+            if row["trials"] < plan.planted_trials or found < _LEAST_FOUND * row["trials"]:
+                wrong.append(
+                    f"a planted percent ({name}) was called slower in {found} of {row['trials']} trials: wanted "
+                    f"{_LEAST_FOUND:.0%} of {plan.planted_trials}"
+                )
     with op.isolated() as fresh:
-        fresh.verify(*args)
         arms = [Arm("a", fresh), Arm("b", fresh, launches=lambda: fresh.launches, contract=fg.Exact())]
-        same = results["same"] = summary(
-            "the same kernel twice", trials(plan, plan.same_trials, arms, args, deadline, hot=not on_gpu), 1.0
-        )
+
+        def twice() -> list[Measurement]:
+            fresh.verify(*args)
+            return trials(plan, plan.same_trials, arms, args, deadline, hot=not on_gpu)
+
+        same = results["same"] = summary("the same kernel twice", part("the same kernel twice", twice, []), 1.0)
     results["total_s"] = time.perf_counter() - started
     wrong += _wrong_about_the_same(same, plan)
     return results, wrong

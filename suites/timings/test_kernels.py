@@ -30,7 +30,7 @@ def compiled(reference: Callable[..., Any]) -> dict[str, Callable[..., Any]]:
     The options make them two back ends to Dynamo, which would else hand the first one's code to the second.
     """
     torch._dynamo.reset()
-    emulated = {"emulate_precision_casts": True}
+    emulated: dict[str, Any] = {"emulate_precision_casts": True}
     return {
         "compile": torch.compile(reference, fullgraph=True, dynamic=False),
         "compile-emulated": torch.compile(reference, fullgraph=True, dynamic=False, options=emulated),
