@@ -52,7 +52,16 @@ class PreparedCell:
                 if of_the_compiler(error):
                     raise NotRun(f"torch.compile does not compile the reference here: {described(error)}") from error
                 self._raised = error
+            if self._raised is None and mode.traces_once:
+                self._check_traceable()
             self._last = recipe.last_step(self.args, self._raised)
+
+    def _check_traceable(self) -> None:
+        recipe = self._recipe
+        try:
+            recipe.mode.wrap(recipe.subject.reference, recipe.device)(*self.args)
+        except Exception as error:
+            raise NotRun(f"{recipe.mode.name} does not trace the reference: {described(error)}") from error
 
     @property
     def cell(self) -> Cell:

@@ -81,6 +81,11 @@ class Mode:
     needs_gpu: bool = False
     """Whether the mode exists on GPUs only."""
 
+    @property
+    def traces_once(self) -> bool:
+        """Whether the first call is traced, and the others run its graph."""
+        return self.forced == _TRACING and self.gate_calls[1:] == (0, 0)
+
     def seen_by(self, subject: Subject) -> Mode:
         """The mode as it is for a subject: a fusion that a compiler calls as an op is gated then too."""
         if subject.fusion is None or subject.fusion.compile == "expression" or self.forced != _COMPILING:

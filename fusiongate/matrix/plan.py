@@ -191,7 +191,7 @@ class Matrix:
         return Subject.of(fusion.host)
 
     def _another(self, cell: Cell) -> Size:
-        """A size of another signature: twice the channels, because kernels may share a verdict among numbers of rows."""
+        """A size of another signature: twice the channels, since kernels may share a verdict among numbers of rows."""
         extents = dict(self.sizes[cell.size].extents)
         full = self.inputs.having("full")
         channels = full[0].dims[-1] if full else list(extents)[-1]

@@ -324,6 +324,17 @@ def test_what_needs_a_gpu_is_not_run_by_name(cell_id: str, missing: str) -> None
     assert missing == str(caught.value)
 
 
+def test_a_reference_that_no_tracer_takes_is_not_run_under_it() -> None:
+    """That is no fault of the gate, which gives the tracer the reference."""
+
+    def counting(x: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
+        assert x.sum().item() < float("inf")
+        return reference(x, scale, shift)
+
+    with pytest.raises(NotRun, match="make-fx does not trace the reference: "):
+        check("make-fx", fusion(reference=counting))
+
+
 def on_gpus_only(x: Any, *rest: Any) -> str | None:
     return "cpu" if x.device.type == "cpu" else declines(x, *rest)
 
