@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from .gates import After, Decision, Event, Every, Policy, Reason, Sampled, State
     from .matrix import ADALN
     from .platforms import Environment, environment
+    from .presets import command_preset, preset
+    from .scanning import rewired, scan
     from .sites import MountReport, attach, mount, mounted, unmount
     from .subjects import Subject
     from .verdicts import Verdict, compare
@@ -38,13 +40,17 @@ _HOMES = {
     "Ulp": "contracts",
     "Verdict": "verdicts",
     "attach": "sites",
+    "command_preset": "presets",
     "compare": "verdicts",
     "digest": "digests",
     "environment": "platforms",
     "md5": "digests",
     "mount": "sites",
     "mounted": "sites",
+    "preset": "presets",
     "require_fused": "fusions",
+    "rewired": "scanning",
+    "scan": "scanning",
     "unmount": "sites",
     "warm_up": "fusions",
 }
@@ -68,6 +74,7 @@ __all__ = [
     "Ulp",
     "Verdict",
     "attach",
+    "command_preset",
     "compare",
     "digest",
     "environment",
@@ -75,7 +82,10 @@ __all__ = [
     "md5",
     "mount",
     "mounted",
+    "preset",
     "require_fused",
+    "rewired",
+    "scan",
     "unmount",
     "warm_up",
 ]
