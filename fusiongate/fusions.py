@@ -97,6 +97,8 @@ class Fusion:
         _expect(name, "policy", policy, isinstance(policy, Policy), "a Policy")
         _expect(name, "host", host, host is None or isinstance(host, Fusion), "a Fusion or None")
         _expect(name, "compile", compile, compile in ("expression", "op"), "'expression' or 'op'")
+        # Tracers and wrappers ask a callable for it.
+        self.__name__ = name
         self.name = name
         self.reference = reference
         self.fused = fused

@@ -46,7 +46,7 @@ class RegisteredOp:
         # Fake tensors through the reference: the metadata are the reference's, and no rule of ours can drift from them.
         self.op.register_fake(reference)
 
-    def traced(self, *args: Any) -> Tensor:
+    def traced(self, *args: Any, **named: Any) -> Tensor:
         """The op's call, as a tracer records it."""
-        result: Tensor = self.op(*args)
+        result: Tensor = self.op(*args, **named)
         return result

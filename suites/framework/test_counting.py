@@ -9,7 +9,11 @@ from fusiongate.counting import Tallies
 
 
 def in_threads(count: int, tallies: Tallies, key: tuple[str, str], times: int) -> None:
-    threads = [threading.Thread(target=lambda: [tallies.add(key) for _ in range(times)]) for _ in range(count)]
+    def count_up() -> None:
+        for _ in range(times):
+            tallies.add(key)
+
+    threads = [threading.Thread(target=count_up) for _ in range(count)]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -26,7 +26,7 @@ def state_of(op: fusiongate.Fusion, *args: Any) -> State:
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_a_wrong_kernel_is_refused(fault: Fault, caplog: pytest.LogCaptureFixture) -> None:
-    """The caller gets the reference's bits, its inputs and the random state as they were, and one warning that reads well."""
+    """The caller gets the reference's bits, inputs and random state as they were, and one warning that reads well."""
     op, args = fusion(fault.fused), rows()
     before = [tensor.clone() for tensor in args]
     expected = chain(*args)
@@ -179,7 +179,7 @@ def test_a_witness_that_is_not_written_is_refused() -> None:
 
     reference = normalized(mean_square)
     x = torch.randn(2, 40, 64)
-    op = fusion(lambda x: reference(x), reference=reference, witness=(mean_square, unwritten))
+    op = fusion(reference, reference=reference, witness=(mean_square, unwritten))
     op(x)
 
     assert State.REFUSED == state_of(op, x)
@@ -195,7 +195,7 @@ def test_a_witness_sees_thousands_of_rows_whatever_the_live_shape() -> None:
     reference = normalized(mean_square)
     for shape in ((1, 1, 8), (2, 3, 512), (3, 5, 16)):
         seen.clear()
-        op = fusion(lambda x: reference(x), reference=reference, witness=(mean_square, counted))
+        op = fusion(reference, reference=reference, witness=(mean_square, counted))
         op(torch.randn(shape))
         assert sum(seen) >= 4096
 

@@ -43,7 +43,7 @@ def kinds(gate: Gate) -> list[str]:
         (lambda: Sampled(0), "Sampled(0): expected a share of the calls, above 0 and at most 1"),
         (lambda: Sampled(1.01), "Sampled(1.01): expected a share of the calls, above 0 and at most 1"),
         (lambda: Sampled(True), "Sampled(True): expected a share of the calls, above 0 and at most 1"),
-        (lambda: After(), "After(): expected seconds=, calls= or both"),
+        (After, "After(): expected seconds=, calls= or both"),
         (lambda: After(seconds=0), "After(seconds=0): expected a positive number"),
         (lambda: After(calls=-1), "After(calls=-1): expected a positive number"),
         (lambda: Policy(scope="module"), "Policy(scope='module'): expected 'signature' or 'process'"),  # type: ignore[arg-type]
@@ -76,7 +76,7 @@ def test_sampled_keeps_no_state_and_follows_no_period() -> None:
     calls = [call for call in range(1, 20_000) if Sampled(0.05).due(call)]
 
     assert calls == [call for call in range(1, 20_000) if Sampled(0.05).due(call)]
-    assert {step for step in range(28)} == {call % 28 for call in calls}
+    assert set(range(28)) == {call % 28 for call in calls}
 
 
 def test_a_signature_begins_unseen() -> None:

@@ -94,7 +94,7 @@ def test_the_live_tensor_is_never_touched() -> None:
 @pytest.mark.parametrize(
     "allocate",
     [
-        lambda x: torch.empty_like(x),
+        torch.empty_like,
         lambda x: torch.empty(x.shape, dtype=x.dtype),
         lambda x: x.new_empty(x.shape),
         lambda x: torch.empty_strided(x.shape, x.stride(), dtype=x.dtype),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -136,7 +137,7 @@ def test_refills_bring_the_same_numbers_again() -> None:
     first = [[tensor.clone() for tensor in operands.tensors()] for _ in refills]
     second = [[tensor.clone() for tensor in operands.tensors()] for _ in refills]
 
-    assert all(map(torch.equal, sum(first, []), sum(second, [])))
+    assert all(map(torch.equal, *(itertools.chain.from_iterable(values) for values in (first, second))))
     assert 5 == len({tuple(values[0].flatten().tolist()) for values in first})
     assert torch.equal(torch.tensor([1]), operands.args[3])
     assert operands.fault(str) is None
@@ -146,4 +147,6 @@ def test_a_fault_names_the_operand() -> None:
     operands = redrawn(rows(), generator(), special=False)
     operands.args[1].zero_()
 
-    assert ("input-changed", "the kernel changed its input `scale`") == operands.fault(["x", "scale", "shift"].__getitem__)
+    assert ("input-changed", "the kernel changed its input `scale`") == operands.fault(
+        ["x", "scale", "shift"].__getitem__
+    )

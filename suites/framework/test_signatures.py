@@ -195,7 +195,7 @@ def test_a_default_device_is_no_tracing() -> None:
         assert call_key((torch.ones(2),)) != TRACING
 
 
-@pytest.mark.parametrize("transform", [torch.func.vmap, torch.func.functionalize, lambda f: torch.func.grad(f)])
+@pytest.mark.parametrize("transform", [torch.func.vmap, torch.func.functionalize, torch.func.grad])
 def test_functorch_is_tracing(transform: Callable[[Any], Callable[[Tensor], Any]]) -> None:
     seen: list[Any] = []
 
