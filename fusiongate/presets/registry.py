@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Literal, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -47,6 +47,10 @@ class Run:
     """What was rewired, a report a model."""
     on_model: Callable[[str, nn.Module], None] | None = None
     """Called with each model that is made, before it runs."""
+    prepare: Callable[[nn.Module], nn.Module] | None = None
+    """Called with each model that is mounted or not, gives what is to run in its place: a compiled one, say."""
+    built: dict[str, nn.Module] | None = None
+    """Models that are kept from one run to the next, mounts and all, where a run is repeated for its time."""
     exits: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     """What is undone when the run is over."""
 
@@ -70,6 +74,8 @@ class Run:
         dtype
             Of its floating parameters and buffers.
         """
+        if self.built is not None and name in self.built:
+            return cast("_Model", self.built[name])
         devices = [self.device] if self.device.type == "cuda" else []
         # What a constructor draws is replaced below, unless it is a buffer.
         with torch.random.fork_rng(devices=devices), self.device:
@@ -81,6 +87,10 @@ class Run:
             self.on_model(name, model)
         if self.arm == "fused":
             self.mount(model)
+        if self.prepare is not None:
+            model = cast("_Model", self.prepare(model))
+        if self.built is not None:
+            self.built[name] = model
         return model
 
     def mount(self, model: nn.Module) -> None:

@@ -131,7 +131,9 @@ def steps_of(preset: Preset, run: Run) -> Steps:
         If a name comes twice, or there is no step at all.
     """
     seen: set[str] = set()
-    with run.exits, torch.no_grad(), single_thread(run.device):
+    # What is kept for another run, its mounts among it, is the caller's to close.
+    closing = run.exits if run.built is None else contextlib.nullcontext()
+    with closing, torch.no_grad(), single_thread(run.device):
         for step, tensors in preset.steps(run):
             if step in seen:
                 raise UsageError(f"preset {preset.name!r} yields {step!r} twice: each step needs a name of its own")

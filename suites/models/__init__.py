@@ -1,0 +1,1 @@
+"""Presets over the architectures of diffusers: their sites, their snapshots and the evidence from GPUs."""
