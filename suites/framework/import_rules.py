@@ -36,7 +36,7 @@ LAYERS = (
         "signatures",
         "surroundings",
     ),
-    ("fusions", "sites", "build"),
+    ("fusions", "sites", "scanning", "build"),
     ("kernels",),
     ("models",),
     ("matrix", "subjects", "sabotage", "presets", "timing"),
