@@ -4,13 +4,17 @@ Numbers come from :mod:`fusiongate.presets.draws`; runs from :mod:`fusiongate.pr
 of their own.
 """
 
+from fusiongate.errors import SnapshotError
+
+from .baselines import Nondeterministic, location, settle, stale
 from .draws import fill, normal, uniform
 from .judgements import Judgement, judge
 from .outputs import command_preset, decode
 from .processes import run_fresh, trace_fresh
 from .records import Difference, PresetRecord, first_difference
-from .registry import PRESETS, Preset, Run, lookup, preset
-from .running import ArmRun, PresetRun, missing_for, run_arm, run_preset
+from .registry import PRESETS, Preset, Run, Steps, lookup, preset
+from .running import ArmRun, PresetRun, kernel_sources, missing_for, run_arm, run_preset, steps_of
+from .timings import PresetTimes, TimedArm, time_preset
 from .traces import Parting, parting
 
 __all__ = [
@@ -18,16 +22,23 @@ __all__ = [
     "ArmRun",
     "Difference",
     "Judgement",
+    "Nondeterministic",
     "Parting",
     "Preset",
     "PresetRecord",
     "PresetRun",
+    "PresetTimes",
     "Run",
+    "SnapshotError",
+    "Steps",
+    "TimedArm",
     "command_preset",
     "decode",
     "fill",
     "first_difference",
     "judge",
+    "kernel_sources",
+    "location",
     "lookup",
     "missing_for",
     "normal",
@@ -36,6 +47,10 @@ __all__ = [
     "run_arm",
     "run_fresh",
     "run_preset",
+    "settle",
+    "stale",
+    "steps_of",
+    "time_preset",
     "trace_fresh",
     "uniform",
 ]

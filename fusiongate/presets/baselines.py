@@ -20,7 +20,7 @@ from .registry import Preset, Size
 from .running import PresetRun
 from .traces import Parting, parting
 
-__all__ = ["Nondeterministic", "establish", "load", "loads", "location", "stale"]
+__all__ = ["Nondeterministic", "establish", "load", "loads", "location", "settle", "stale"]
 
 _ATTEMPTS = 4
 """Pairs of processes that are compared operator by operator: what a preset leaves to chance may agree by chance."""
@@ -128,7 +128,7 @@ def load(path: Path) -> PresetRecord | Nondeterministic | None:
 def establish(
     preset: Preset, run: PresetRun, *, size: Size, seed: int, device: torch.device
 ) -> PresetRecord | Nondeterministic:
-    """What may be kept of a run: it has to mean something, both arms have to agree, and so has another fresh process.
+    """What may be kept of a run, by another run in a fresh process, see :func:`settle`.
 
     Parameters
     ----------
@@ -142,17 +142,37 @@ def establish(
     SnapshotError
         If nothing may be kept.
     """
+    (again,) = run_fresh([preset], size=size, seed=seed, device=device)
+    return settle(preset, run, again, device=device)
+
+
+def settle(
+    preset: Preset, run: PresetRun, again: PresetRun, *, device: torch.device
+) -> PresetRecord | Nondeterministic:
+    """What may be kept of two runs: they have to mean something, both arms have to agree, and both processes.
+
+    Parameters
+    ----------
+    preset, device
+        What was run, and where.
+    run, again
+        The runs, each from a process of its own.
+
+    Raises
+    ------
+    SnapshotError
+        If nothing may be kept.
+    """
     record = run.record
     if faults := record.faults():
         raise SnapshotError(f"preset {preset.name!r} proves nothing and is not recorded: {'; '.join(faults)}")
-    (again,) = run_fresh([preset], size=size, seed=seed, device=device)
     drift = first_difference(record.reference, again.record.reference)
     if drift is not None:
-        found = _caught(preset, size, seed, device)
+        found = _caught(preset, run, device)
         return Nondeterministic(
             preset=preset.name,
-            size=size,
-            seed=seed,
+            size=record.size,
+            seed=record.seed,
             step=drift.step,
             tensor=drift.tensor,
             module=found.module if found is not None else None,
@@ -170,11 +190,12 @@ def establish(
     return record
 
 
-def _caught(preset: Preset, size: Size, seed: int, device: torch.device) -> Parting | None:
+def _caught(preset: Preset, run: PresetRun, device: torch.device) -> Parting | None:
     """The first operator at which two processes part."""
-    first = trace_fresh(preset, size=size, seed=seed, device=device)
+    size: Size = "real" if run.record.size == "real" else "tiny"
+    first = trace_fresh(preset, size=size, seed=run.record.seed, device=device)
     for _ in range(_ATTEMPTS):
-        found = parting(first, trace_fresh(preset, size=size, seed=seed, device=device))
+        found = parting(first, trace_fresh(preset, size=size, seed=run.record.seed, device=device))
         if found is not None:
             return found
     return None

@@ -125,7 +125,7 @@ def time_preset(
     seed: int = 0,
     device: torch.device | str = "cpu",
     arms: Sequence[TimedArm] | None = None,
-    settings: Settings | None = None,
+    seconds: float = 20.0,
 ) -> PresetTimes:
     """Measure the runs of a preset in turns, arm against arm.
 
@@ -135,8 +135,8 @@ def time_preset(
         What, how large, with which numbers, and where. Every arm has models of its own.
     arms
         The first is the reference; by default eager, mounted and compiled.
-    settings
-        How long to measure, and what to decide.
+    seconds
+        How long to measure; sixteen rounds at least are made, however long they take.
 
     Raises
     ------
@@ -144,7 +144,7 @@ def time_preset(
         If the preset does not run there, or there are less than two arms.
     """
     where = torch.device(device)
-    settings = settings or Settings(seconds=20.0, margin=0.005, precision=0.005)
+    settings = Settings(seconds=seconds, margin=0.005, precision=0.002)
     chosen = list(arms) if arms is not None else _usual_arms(where)
     if len(chosen) < 2:
         raise UsageError(f"time_preset: {len(chosen)} arms; expected the reference and at least one more")

@@ -50,7 +50,7 @@ RANKS = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 TREES = {"fusiongate": ("fusiongate",), "kernels": ("fusiongate", "kernels"), "suites": ("fusiongate", "suites")}
 """Each folder of the checkout and the name that it is installed under."""
 
-PUBLIC_MODULES = frozenset({"build", "kernels", "models", "sabotage", "timing"})
+PUBLIC_MODULES = frozenset({"build", "kernels", "models", "presets", "sabotage", "timing"})
 """What the suites may import apart from the names of `fusiongate` itself."""
 
 PUBLIC_KERNELS = frozenset(

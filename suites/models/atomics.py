@@ -10,8 +10,7 @@ from torch import Tensor, nn
 import fusiongate as fg
 
 if TYPE_CHECKING:
-    from fusiongate.presets import Run
-    from fusiongate.presets.registry import Steps
+    from fusiongate.presets import Run, Steps
 
 __all__ = ["AtomicPooling", "atomic_pooling"]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,15 +13,14 @@ import fusiongate as fg
 from .denoising import denoise, grid
 
 if TYPE_CHECKING:
-    from fusiongate.presets import Run
-    from fusiongate.presets.registry import Steps
+    from fusiongate.presets import Run, Steps
 
-__all__ = ["ernie_image", "flux1", "flux2", "ideogram4", "qwen_image", "sana"]
+__all__ = ["ernie_image", "flux1", "flux1_inputs", "flux2", "ideogram4", "qwen_image", "sana"]
 
 NEEDS = ("diffusers",)
 
 
-def _loop(run: Run, latents: Tensor, predict: Any, steps: int = 3) -> Steps:
+def _loop(latents: Tensor, predict: Any, steps: int = 3) -> Steps:
     def named(now: Any, time: Tensor) -> dict[str, Tensor]:
         return {"image": predict(now["image"], time.expand(latents.shape[0]))}
 
@@ -31,9 +31,8 @@ def _loop(run: Run, latents: Tensor, predict: Any, steps: int = 3) -> Steps:
     yield "output", {"image": last}
 
 
-@fg.preset("flux1", sizes=("tiny", "real"), needs=NEEDS)
-def flux1(run: Run) -> Steps:
-    """FLUX.1: double and single blocks, modulated by AdaLayerNormZero and its kin."""
+def flux1_inputs(run: Run) -> tuple[Callable[[Tensor, Tensor], Tensor], Tensor]:
+    """FLUX.1's velocity as a function of latents and times, and the latents to begin with."""
     from diffusers import FluxTransformer2DModel
 
     if run.size == "tiny":
@@ -65,7 +64,14 @@ def flux1(run: Run) -> Steps:
         velocity: Tensor = transformer(hidden_states=latents, timestep=time / 1000, return_dict=False, **fixed)[0]
         return velocity
 
-    yield from _loop(run, run.normal("image", batch, height * width, config.in_channels), predict)
+    return predict, run.normal("image", batch, height * width, config.in_channels)
+
+
+@fg.preset("flux1", sizes=("tiny", "real"), needs=NEEDS)
+def flux1(run: Run) -> Steps:
+    """FLUX.1: double and single blocks, modulated by AdaLayerNormZero and its kin."""
+    predict, latents = flux1_inputs(run)
+    yield from _loop(latents, predict)
 
 
 @fg.preset("flux2", needs=NEEDS)
@@ -98,7 +104,7 @@ def flux2(run: Run) -> Steps:
         velocity: Tensor = transformer(hidden_states=latents, timestep=time / 1000, return_dict=False, **fixed)[0]
         return velocity
 
-    yield from _loop(run, run.normal("image", batch, height * width, 16), predict)
+    yield from _loop(run.normal("image", batch, height * width, 16), predict)
 
 
 @fg.preset("sana", needs=NEEDS)
@@ -127,7 +133,7 @@ def sana(run: Run) -> Steps:
         velocity: Tensor = transformer(latents, encoder_hidden_states=text, timestep=time, return_dict=False)[0]
         return velocity
 
-    yield from _loop(run, run.normal("image", 2, 8, 8, 8), predict)
+    yield from _loop(run.normal("image", 2, 8, 8, 8), predict)
 
 
 @fg.preset("ernie-image", needs=NEEDS)
@@ -154,7 +160,7 @@ def ernie_image(run: Run) -> Steps:
         velocity: Tensor = transformer(latents, time, text, lengths, return_dict=False)[0]
         return velocity
 
-    yield from _loop(run, run.normal("image", 1, 16, 6, 8), predict)
+    yield from _loop(run.normal("image", 1, 16, 6, 8), predict)
 
 
 @fg.preset("ideogram4", needs=NEEDS)
@@ -191,7 +197,7 @@ def ideogram4(run: Run) -> Steps:
         velocity: Tensor = transformer(latents, (1 - time / 1000).to(latents.dtype), return_dict=False, **fixed)[0]
         return velocity
 
-    yield from _loop(run, run.normal("image", 1, length, 16), predict)
+    yield from _loop(run.normal("image", 1, length, 16), predict)
 
 
 @fg.preset("qwen-image", needs=NEEDS)
@@ -222,4 +228,4 @@ def qwen_image(run: Run) -> Steps:
         velocity: Tensor = transformer(hidden_states=latents, timestep=time / 1000, return_dict=False, **fixed)[0]
         return velocity
 
-    yield from _loop(run, run.normal("image", batch, height * width, 16), predict)
+    yield from _loop(run.normal("image", batch, height * width, 16), predict)

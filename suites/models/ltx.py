@@ -13,14 +13,12 @@ import fusiongate as fg
 from .denoising import denoise
 
 if TYPE_CHECKING:
-    from fusiongate.presets import Run
-    from fusiongate.presets.registry import Steps
+    from fusiongate.presets import Run, Steps
 
-__all__ = ["Clip", "clip_of", "forward_call", "ltx2", "ltx23_one_stage", "ltx23_two_stage", "model"]
+__all__ = ["Clip", "clip_of", "forward_call", "ltx2", "ltx23_one_stage", "ltx23_two_stage", "model", "start"]
 
 NEEDS = ("diffusers",)
 
-_CHANNELS = 128
 _TINY: dict[str, Any] = {
     "in_channels": 8,
     "out_channels": 8,
@@ -80,7 +78,9 @@ def model(run: Run, version: str) -> nn.Module:
 
     further = _VERSION_2_3 if version == "2.3" else {}
     sizes = {**_TINY, "num_layers": 2} if run.size == "tiny" else {"num_layers": 12}
-    made: nn.Module = run.model("transformer", lambda: LTX2VideoTransformer3DModel(rope_type="split", **sizes, **further))
+    made: nn.Module = run.model(
+        "transformer", lambda: LTX2VideoTransformer3DModel(rope_type="split", **sizes, **further)
+    )
     return made
 
 
@@ -97,7 +97,9 @@ def _texts(run: Run, transformer: Any, clip: Clip) -> tuple[Tensor, Tensor]:
     return video, audio
 
 
-def forward_call(run: Run, transformer: Any, clip: Clip, latents: dict[str, Tensor], time: Tensor) -> tuple[Tensor, Tensor]:
+def forward_call(
+    run: Run, transformer: Any, clip: Clip, latents: dict[str, Tensor], time: Tensor
+) -> tuple[Tensor, Tensor]:
     """One forward pass: the velocities of video and audio."""
     video_text, audio_text = _texts(run, transformer, clip)
     times = time.expand(clip.batch)
@@ -118,7 +120,8 @@ def forward_call(run: Run, transformer: Any, clip: Clip, latents: dict[str, Tens
     return video, audio
 
 
-def _latents(run: Run, transformer: Any, clip: Clip) -> dict[str, Tensor]:
+def start(run: Run, transformer: Any, clip: Clip) -> dict[str, Tensor]:
+    """Latents of noise to begin with."""
     config = transformer.config
     return {
         "video": run.normal("video", 1, clip.video, config.in_channels),
@@ -146,7 +149,7 @@ def _generate(run: Run, transformer: Any, clip: Clip, latents: dict[str, Tensor]
 def ltx2(run: Run) -> Steps:
     """LTX-2 in one stage, with guidance: two texts in a batch."""
     transformer, clip = model(run, "2"), clip_of(run.size, batch=2 if run.size == "tiny" else 1)
-    latents = _latents(run, transformer, clip)
+    latents = start(run, transformer, clip)
     yield from _generate(run, transformer, clip, latents, 4, "step ")
     yield "output", latents
 
@@ -155,7 +158,7 @@ def ltx2(run: Run) -> Steps:
 def ltx23_one_stage(run: Run) -> Steps:
     """LTX-2.3 in one stage: the text is modulated as well, so that all fourteen sites run."""
     transformer, clip = model(run, "2.3"), clip_of(run.size, batch=2 if run.size == "tiny" else 1)
-    latents = _latents(run, transformer, clip)
+    latents = start(run, transformer, clip)
     yield from _generate(run, transformer, clip, latents, 4, "step ")
     yield "output", latents
 
@@ -165,7 +168,7 @@ def ltx23_two_stage(run: Run) -> Steps:
     """LTX-2.3 at half the height and width first; then enlarged, noised again, and denoised at full size."""
     transformer, full = model(run, "2.3"), clip_of(run.size, batch=1)
     half = Clip(1, full.frames, full.height // 2, full.width // 2, full.audio, full.text)
-    latents = _latents(run, transformer, half)
+    latents = start(run, transformer, half)
     yield from _generate(run, transformer, half, latents, 3, "first stage, step ")
     small = latents["video"].view(1, half.frames, half.height, half.width, -1)
     large = small.repeat_interleave(2, dim=2).repeat_interleave(2, dim=3).reshape(1, full.video, -1)

@@ -12,8 +12,7 @@ import fusiongate as fg
 from .denoising import denoise, grid
 
 if TYPE_CHECKING:
-    from fusiongate.presets import Run
-    from fusiongate.presets.registry import Steps
+    from fusiongate.presets import Run, Steps
 
 __all__ = ["minimax_h3", "wan"]
 
