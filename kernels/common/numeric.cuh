@@ -184,7 +184,8 @@ FUSIONGATE_DEVICE T stored(float value) {
   }
   if constexpr (planted<Fault::flushed_to_zero>) {
     const float smallest_normal = std::is_same<T, fp16>::value ? 6.103515625e-05f : 1.1754943508222875e-38f;
-    if (std::fabs(value) < smallest_normal) value = value < 0.0f ? -0.0f : 0.0f;
+    // The sign stays, as flushing hardware leaves it.
+    if (std::fabs(value) < smallest_normal) value = mul(value, 0.0f);
   }
   return narrow<T>(value);
 }

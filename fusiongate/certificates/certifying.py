@@ -1,0 +1,135 @@
+"""Certifying one kernel: its stages in turn, and what follows from them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+
+from fusiongate.build import source_hash
+from fusiongate.certificates.evidence import ROWS, evidence
+from fusiongate.certificates.operands import VALUES
+from fusiongate.certificates.records import Certificate, Counterexample, StageResult, name_of
+from fusiongate.certificates.stages import EVERY_OP, ONCE, Bench
+from fusiongate.certificates.trials import Found, Trials
+from fusiongate.errors import UsageError
+from fusiongate.fusions import Fusion
+from fusiongate.kernels import FUSIONS, SOURCES
+from fusiongate.platforms import environment
+
+__all__ = ["KERNELS", "certify", "counterexample"]
+
+_SCHEDULES = {"modulate": EVERY_OP, "modulate_fp32": ONCE}
+_NORM_CLAIM = "the witness is the reference's on every row that was tried: evidence, not proof"
+_NORM_ASSUMPTIONS = (
+    "a row of D elements has more values than can be tried; rows of many structures were",
+    "what follows the norm are the stages of modulate, which a certificate of its own covers",
+)
+
+KERNELS: tuple[str, ...] = tuple(fusion.name for fusion in FUSIONS if fusion.name in _SCHEDULES or fusion.witness)
+"""What can be certified."""
+
+_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def certify(
+    kernel: str,
+    dtype: str,
+    device: torch.device,
+    *,
+    sample: int | None = None,
+    fusion: Fusion | None = None,
+    done: Callable[[StageResult], None] | None = None,
+) -> Certificate:
+    """Try a kernel's arithmetic on every operand there is, stage by stage.
+
+    Parameters
+    ----------
+    kernel
+        One of `KERNELS`.
+    dtype
+        ``bf16`` or ``fp16``.
+    device
+        A GPU; on the CPU the host build is tried, which takes long.
+    sample
+        Only so many of the 65,536 values of x, or for a norm so many rows: no certificate then.
+    fusion
+        Tried in the kernel's place.
+    done
+        Called after each stage.
+
+    Raises
+    ------
+    Found
+        A result is not eager's.
+    UsageError
+        There is no such kernel or dtype, or it declines the operands here.
+    """
+    chosen = _DTYPES.get(dtype)
+    if chosen is None:
+        raise UsageError(f"dtype {dtype!r}: expected {' or '.join(_DTYPES)}; 2**32 values of another are too many")
+    if sample is not None and not 1 <= sample <= VALUES:
+        raise UsageError(f"sample {sample}: expected a number from 1 to {VALUES}")
+    tried = fusion or _fusion(kernel, device)
+    stages = []
+    for stage in _stages(kernel, tried, chosen, device, sample):
+        if done is not None:
+            done(stage)
+        stages.append(stage)
+    schedule = _SCHEDULES.get(kernel)
+    source = kernel.removesuffix("_fp32")
+    return Certificate(
+        kernel=kernel,
+        dtype=name_of(chosen),
+        claim=_NORM_CLAIM if schedule is None else schedule.claim,
+        is_proof=schedule is not None and schedule.is_proof and sample is None,
+        assumptions=_NORM_ASSUMPTIONS if schedule is None else schedule.assumptions,
+        sources=source_hash([one for one in SOURCES if one.name == source]),
+        environment=environment(device),
+        stages=tuple(stages),
+    )
+
+
+def counterexample(
+    kernel: str, fusion: Fusion, device: torch.device, *, sample: int, dtype: str = "bf16"
+) -> Counterexample | None:
+    """The first result of a sampled trial that is not eager's, None if all are.
+
+    Parameters
+    ----------
+    kernel
+        Whose stages are tried.
+    fusion
+        On which kernel.
+    device, sample, dtype
+        As for `certify`.
+    """
+    try:
+        certify(kernel, dtype, device, sample=sample, fusion=fusion)
+    except Found as found:
+        return found.counterexample
+    return None
+
+
+def _fusion(kernel: str, device: torch.device) -> Fusion:
+    fusion = next((fusion for fusion in FUSIONS if fusion.name == kernel and kernel in KERNELS), None)
+    if fusion is None:
+        raise UsageError(f"no kernel {kernel!r} can be certified: expected {', '.join(KERNELS)}")
+    if device.type == "cuda":
+        return fusion
+    assert fusion.host is not None
+    return fusion.host
+
+
+def _stages(
+    kernel: str, fusion: Fusion, dtype: torch.dtype, device: torch.device, sample: int | None
+) -> Iterator[StageResult]:
+    schedule = _SCHEDULES.get(kernel)
+    if schedule is None:
+        yield evidence(kernel, fusion, dtype, device, ROWS if sample is None else sample)
+        return
+    trials = Trials(kernel, fusion)
+    bench = Bench(fusion, dtype, device, sample)
+    for stage in schedule.stages:
+        complete = sample is None
+        yield trials.run(stage.name, stage.what, stage.operands(bench), complete=complete)

@@ -1,0 +1,330 @@
+"""Generic saboteurs whose numbers are wrong: they read, compute or write something else than the kernel does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fusiongate.bits import integer_view
+from fusiongate.fusions import Fusion
+from fusiongate.sabotage.saboteurs import Detector, Launcher, Saboteur, corrupted, declared
+
+__all__ = ["VALUES", "later", "spoil_last", "wide_chain"]
+
+_SEEN = (Detector.FIRST_SIGHT, Detector.MATRIX)
+_MANY_ROWS = 64
+_LARGE = 8.0
+_CACHE_LINE = 64
+_LATE = 50
+"""A launch that no first sight and no cell of the matrix gets to."""
+_SOON = 5
+"""The second launch after a first sight of three."""
+
+Change = Callable[[Tensor], Tensor]
+
+
+def floating(args: Sequence[Any]) -> list[Tensor]:
+    """The floating tensors among arguments."""
+    return [arg for arg in args if isinstance(arg, Tensor) and arg.is_floating_point()]
+
+
+def _each(args: Sequence[Any], change: Callable[[Tensor], Tensor]) -> tuple[Any, ...]:
+    return tuple(change(arg) if isinstance(arg, Tensor) and arg.is_floating_point() else arg for arg in args)
+
+
+def _with_last(args: Sequence[Any], change: Change) -> tuple[Any, ...]:
+    """The arguments with their last tensor changed."""
+    position = max(i for i, arg in enumerate(args) if isinstance(arg, Tensor))
+    return (*args[:position], change(args[position]), *args[position + 1 :])
+
+
+def wide_chain(fusion: Fusion, args: Sequence[Any]) -> Tensor:
+    """The chain in the next wider type, rounded once at the end."""
+
+    def widened(tensor: Tensor) -> Tensor:
+        return tensor.double() if tensor.dtype == torch.float32 else tensor.float()
+
+    result: Tensor = fusion.fused(*args)
+    return result.copy_(fusion.reference(*_each(args, widened)))
+
+
+def spoil_last(result: Tensor) -> Tensor:
+    """The result with the last bit of its last element the other way round."""
+    integer_view(result.view(-1)[-1:]).bitwise_xor_(1)
+    return result
+
+
+def _rows(args: Sequence[Any], result: Tensor, change: Change) -> tuple[Any, ...]:
+    """The arguments with those changed that are broadcast over the result and have a batch as it does."""
+
+    def changed(arg: Any) -> Any:
+        is_row = isinstance(arg, Tensor) and arg.dim() == result.dim() and arg.numel() < result.numel()
+        return change(arg) if is_row and arg.shape[0] == result.shape[0] > 1 else arg
+
+    return tuple(map(changed, args))
+
+
+def _on_rows(change: Change) -> Callable[[Fusion], Launcher]:
+    return lambda fusion: lambda *args: fusion.fused(*_rows(args, fusion.fused(*args), change))
+
+
+def _on_arguments(change: Callable[[tuple[Any, ...]], tuple[Any, ...]]) -> Callable[[Fusion], Launcher]:
+    return lambda fusion: lambda *args: fusion.fused(*change(args))
+
+
+def _on_result(change: Change) -> Callable[[Fusion], Launcher]:
+    return lambda fusion: lambda *args: change(fusion.fused(*args))
+
+
+def _wide_when(condition: Callable[[Sequence[Any]], bool]) -> Callable[[Fusion], Launcher]:
+    """A kernel with a second path, which rounds nothing, for some operands."""
+    return lambda fusion: lambda *args: wide_chain(fusion, args) if condition(args) else fusion.fused(*args)
+
+
+def _wrong_when(condition: Callable[[Sequence[Any], Tensor], bool]) -> Callable[[Fusion], Launcher]:
+    def spoil(fusion: Fusion) -> Launcher:
+        def launch(*args: Any) -> Tensor:
+            result = fusion.fused(*args)
+            return spoil_last(result) if condition(args, result) else result
+
+        return launch
+
+    return spoil
+
+
+def later(number: int, spoil: Callable[[Fusion], Launcher]) -> Callable[[Fusion], Launcher]:
+    """Wrong from the launch with this number on, counted from 1."""
+
+    def from_then_on(fusion: Fusion) -> Launcher:
+        wrong = spoil(fusion)
+        launches = 0
+
+        def launch(*args: Any) -> Any:
+            nonlocal launches
+            launches += 1
+            return wrong(*args) if launches >= number else fusion.fused(*args)
+
+        return launch
+
+    return from_then_on
+
+
+def _is_large(args: Sequence[Any]) -> bool:
+    # The median, because a probe has its infinities too.
+    return bool(floating(args)[0].float().abs().median() > _LARGE)
+
+
+def _is_finite(args: Sequence[Any]) -> bool:
+    return all(bool(tensor.isfinite().all()) for tensor in floating(args))
+
+
+def _has_many_rows(_args: Sequence[Any], result: Tensor) -> bool:
+    return result.numel() // result.shape[-1] > _MANY_ROWS
+
+
+def _is_oddly_aligned(args: Sequence[Any], _result: Tensor) -> bool:
+    return any(tensor.data_ptr() % _CACHE_LINE for tensor in floating(args))
+
+
+def _unwritten(written: float) -> Callable[[Fusion], Launcher]:
+    """Writes this share of the output only."""
+
+    def spoil(fusion: Fusion) -> Launcher:
+        def launch(*args: Any) -> Tensor:
+            result = fusion.fused(*args)
+            buffer = torch.empty_like(result)
+            count = int(written * result.numel())
+            buffer.view(-1)[:count] = result.view(-1)[:count]
+            return buffer
+
+        return launch
+
+    return spoil
+
+
+def _spreading_nan(fusion: Fusion) -> Launcher:
+    def launch(*args: Any) -> Tensor:
+        result: Tensor = fusion.fused(*args)
+        return result.masked_fill_(result.isnan().any(-1, keepdim=True), float("nan"))
+
+    return launch
+
+
+def _remembering(fusion: Fusion) -> Launcher:
+    """Keeps what it derived from an operand, and takes it for that operand ever after."""
+    remembered: dict[torch.Size, Tensor] = {}
+
+    def launch(*args: Any) -> Tensor:
+        def kept(tensor: Tensor) -> Tensor:
+            return remembered.setdefault(tensor.shape, tensor.clone())
+
+        return fusion.fused(*_with_last(args, kept))
+
+    return launch
+
+
+def _downcast(tensor: Tensor) -> Tensor:
+    return tensor.bfloat16().float() if tensor.dtype == torch.float32 else tensor
+
+
+def _packed(tensor: Tensor) -> Tensor:
+    """The tensor as its address and shape alone give it, where its storage reaches that far."""
+    end = (tensor.storage_offset() + tensor.numel()) * tensor.element_size()
+    if end > tensor.untyped_storage().nbytes():
+        return tensor
+    return tensor.as_strided(tensor.shape, torch.empty(tensor.shape, device="meta").stride(), tensor.storage_offset())
+
+
+def _floats_tenfold(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple(10 * arg if isinstance(arg, float) else arg for arg in args)
+
+
+def _last_two_exchanged(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    *_, first, second = (i for i, arg in enumerate(args) if isinstance(arg, Tensor))
+    exchanged = list(args)
+    exchanged[first], exchanged[second] = args[second], args[first]
+    return tuple(exchanged)
+
+
+def _generic(
+    name: str,
+    story: str,
+    spoil: Callable[[Fusion], Launcher],
+    detectors: dict[Detector, str],
+    *,
+    kernel: str = "modulate",
+    cell: str = "base",
+) -> Saboteur:
+    return Saboteur(
+        name,
+        "generic",
+        story,
+        lambda fusion: corrupted(fusion, spoil(fusion)),
+        detectors,
+        kernel=kernel,
+        cell=cell,
+    )
+
+
+VALUES: tuple[Saboteur, ...] = (
+    _generic(
+        "whole-chain-wide",
+        "the whole chain runs in the next wider type",
+        lambda fusion: lambda *args: wide_chain(fusion, args),
+        declared("no intermediate is rounded", *_SEEN, certificate="product"),
+    ),
+    _generic(
+        "operands-downcast",
+        "fp32 operands are rounded to bf16 before they are used",
+        _on_arguments(lambda args: _each(args, _downcast)),
+        declared("rounded to bfloat16 before", *_SEEN),
+        cell="fp32",
+    ),
+    _generic(
+        "nan-over-the-row",
+        "a NaN spoils its whole row",
+        _spreading_nan,
+        declared("NaN is spread", *_SEEN),
+        cell="one-nan",
+    ),
+    _generic(
+        "rows-of-another-batch-entry",
+        "each batch entry takes its neighbour's rows",
+        _on_rows(lambda row: row.roll(1, 0)),
+        declared("read from another batch row", *_SEEN),
+    ),
+    _generic(
+        "first-rows-for-all",
+        "every batch entry takes the first one's rows",
+        _on_rows(lambda row: row[:1].expand_as(row)),
+        declared("the first batch row", *_SEEN),
+    ),
+    _generic(
+        "strides-ignored",
+        "every operand is read as if it were contiguous",
+        _on_arguments(lambda args: tuple(_packed(arg) if isinstance(arg, Tensor) else arg for arg in args)),
+        declared("the strides of", *_SEEN),
+        cell="strided-unbind-4d",
+    ),
+    _generic(
+        "operands-exchanged",
+        "the last two operands are exchanged",
+        _on_arguments(_last_two_exchanged),
+        declared("are exchanged", *_SEEN),
+    ),
+    _generic(
+        "another-epsilon",
+        "floating-point arguments are taken ten times as large",
+        _on_arguments(_floats_tenfold),
+        declared("`eps` is taken as", *_SEEN),
+        kernel="rms_norm_modulate",
+        cell="small",
+    ),
+    _generic(
+        "nothing-written",
+        "the output is allocated and never written",
+        _unwritten(0.0),
+        declared("unwritten", *_SEEN),
+    ),
+    _generic(
+        "tail-unwritten",
+        "the last eighth of the output is never written",
+        _unwritten(0.875),
+        declared("unwritten", *_SEEN),
+    ),
+    _generic(
+        "last-bit-off",
+        "the last bit of the last element is wrong",
+        _on_result(spoil_last),
+        declared("1 of ", *_SEEN),
+    ),
+    _generic(
+        "operand-remembered",
+        "the last operand's first values are used for ever",
+        _remembering,
+        declared("elements", *_SEEN),
+    ),
+    _generic(
+        "wrong-on-large-numbers",
+        "where most activations exceed 8, nothing is rounded",
+        _wide_when(_is_large),
+        declared("no intermediate is rounded", *_SEEN),
+        cell="large",
+    ),
+    _generic(
+        "wrong-on-clean-data",
+        "where all operands are finite, nothing is rounded",
+        _wide_when(_is_finite),
+        declared("no intermediate is rounded", *_SEEN),
+    ),
+    _generic(
+        "wrong-above-a-row-count",
+        f"with more than {_MANY_ROWS} rows the last bit is wrong",
+        _wrong_when(_has_many_rows),
+        declared("1 of ", *_SEEN),
+        cell="B2S131D132",
+    ),
+    _generic(
+        "wrong-at-one-alignment",
+        f"with an operand off a multiple of {_CACHE_LINE} bytes the last bit is wrong",
+        _wrong_when(_is_oddly_aligned),
+        declared("1 of ", *_SEEN),
+        cell="strided-unbind-4d-B2S131D132",
+    ),
+    _generic(
+        "wrong-after-first-sight",
+        f"the last bit is wrong from launch {_SOON} on",
+        later(_SOON, _on_result(spoil_last)),
+        declared("1 of ", Detector.MATRIX, recheck="a recheck found", snapshot="differs", timing="wrong"),
+    ),
+    _generic(
+        "wrong-from-the-nth-call",
+        f"the last bit is wrong from launch {_LATE} on",
+        later(_LATE, _on_result(spoil_last)),
+        declared("a recheck found", Detector.RECHECK, snapshot="differs", timing="wrong"),
+    ),
+)
+"""Every generic saboteur with wrong numbers."""
