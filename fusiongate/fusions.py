@@ -21,7 +21,7 @@ from .registered import RegisteredOp
 from .requiring import fell_back, require_fused
 from .routing import Router
 from .signatures import call_key, is_plain_call
-from .surroundings import capturing, device_of, is_out_of_memory
+from .surroundings import capturing, device_of, excuse
 from .verdicts import Verdict
 
 __all__ = ["Fusion", "require_fused", "warm_up"]
@@ -98,7 +98,6 @@ class Fusion:
         _expect(name, "host", host, host is None or isinstance(host, Fusion), "a Fusion or None")
         _expect(name, "compile", compile, compile in ("expression", "op"), "'expression' or 'op'")
         # Tracers and wrappers ask a callable for it.
-        self.__name__ = name
         self.name = name
         self.reference = reference
         self.fused = fused
@@ -205,8 +204,9 @@ class Fusion:
         try:
             result = self._launch(*args)
         except Exception as error:
-            if is_out_of_memory(error):
-                return self._refer(args, Reason.OUT_OF_MEMORY)
+            reason = excuse(error)
+            if reason is not None:
+                return self._refer(args, reason)
             self._judge.fail(self._trial(), slot, args, error)
             return self._refer(args, slot.reason)
         self._tallies.add(_FUSED)

@@ -14,7 +14,7 @@ from .first_sight import FirstSight, Trial
 from .gates import Gate, Reason, Slot, State
 from .platforms import environment
 from .requiring import fell_back
-from .surroundings import device_of, is_out_of_memory, is_poisoned
+from .surroundings import device_of, excuse, is_poisoned
 from .verdicts import Verdict
 
 __all__ = ["Judge"]
@@ -70,9 +70,10 @@ class Judge:
             with torch.no_grad():
                 verdict = sight.verdict(expected)
         except Exception as error:
-            if is_out_of_memory(error):
-                self._without_memory(slot, expected)
-                return self._refer(expected, Reason.OUT_OF_MEMORY), Reason.OUT_OF_MEMORY
+            reason = excuse(error)
+            if reason is not None:
+                self._postpone(slot, reason, expected)
+                return self._refer(expected, reason), reason
             verdict = self.fail(trial, slot, args, error, culprit=sight.running)
         else:
             if verdict:
@@ -81,7 +82,8 @@ class Judge:
                 self._gate.refuse(slot, Reason.REFUSED, self._story(str(verdict), args), quiet=quiet)
         if not verdict:
             fell_back(self._gate.name, slot.reason)
-        self._tallies.add(("reference", str(Reason.FIRST_SIGHT)))
+        missing = slot.reason == Reason.NO_KERNEL
+        self._tallies.add(("reference", str(Reason.NO_KERNEL if missing else Reason.FIRST_SIGHT)))
         return expected, verdict
 
     def look_again(self, trial: Trial, slot: Slot, args: tuple[Any, ...], call: int) -> Tensor:
@@ -102,8 +104,9 @@ class Judge:
             with torch.no_grad():
                 slot.recheck.compare(actual, expected, trial.contract, args, call)
         except Exception as error:
-            if is_out_of_memory(error):
-                return self._refer(expected, Reason.OUT_OF_MEMORY)
+            reason = excuse(error)
+            if reason is not None:
+                return self._refer(expected, reason)
             self.fail(trial, slot, args, error)
         else:
             self.found_wrong(slot, args)
@@ -145,14 +148,16 @@ class Judge:
         self._gate.refuse(slot, Reason.REFUSED, self._story(story, args))
         return Verdict(False, "raised", trial.contract, 0, actual=story)
 
-    def _refer(self, expected: Tensor, reason: Reason) -> Tensor:
+    def _refer(self, expected: Tensor, reason: str) -> Tensor:
         fell_back(self._gate.name, reason)
         self._tallies.add(("reference", str(reason)))
         return expected
 
-    def _without_memory(self, slot: Slot, expected: Any) -> None:
-        self._gate.record("out-of-memory", slot.signature, "no memory for the comparison; the next call tries again")
-        if isinstance(expected, Tensor) and expected.is_cuda:
+    def _postpone(self, slot: Slot, reason: str, expected: Any) -> None:
+        self._gate.record(
+            reason, slot.signature, f"the comparison was not possible ({reason}); the next call tries again"
+        )
+        if reason == Reason.OUT_OF_MEMORY and isinstance(expected, Tensor) and expected.is_cuda:
             torch.cuda.empty_cache()
 
     def _story(self, what: str, args: tuple[Any, ...]) -> str:

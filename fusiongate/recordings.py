@@ -33,6 +33,12 @@ _SUMMING = {
 }
 
 
+_LONGEST = 200
+"""Operators of a chain that is still worth replaying: each may be the one that rounds otherwise."""
+_UNREADABLE = 1000
+"""Characters of an expression that nobody reads to its end."""
+
+
 class NotReplayable(Exception):
     """The reference does something that a straight-line program cannot repeat."""
 
@@ -180,9 +186,14 @@ class _Recorder(TorchDispatchMode):
         inputs = tuple(s.number for s in tree_flatten((args, kwargs))[0] if isinstance(s, Slot))
         if not results:
             raise NotReplayable(f"{op} returns no tensor, so that its value may steer the reference")
+        if len(self.program.steps) == _LONGEST:
+            raise NotReplayable(f"the reference has more than {_LONGEST} operators")
         name = op.overloadpacket.__name__
         sources = [self.program.values[number] for number in inputs]
         expression = expression_of(name, tree_map(self._expressed, args), kwargs, self.numbers)
+        if len(expression.text) > _UNREADABLE:
+            # A value that is used twice doubles the text each time.
+            expression = Expression("…", ATOM)
         first = results[0]
         narrows = any(s.is_floating_point() and s.dtype.itemsize > first.dtype.itemsize for s in sources)
         exact = name in _EXACT or op.is_view or (name == "_to_copy" and not narrows)

@@ -65,7 +65,8 @@ def exactness(findings: Findings) -> None:
                 reason = op.declines(*args)
                 what = f"{op.name} {str(dtype)[6:]} {shape}"
                 if reason is not None:
-                    findings.expect(reason == "reduction-order", f"{what}: declined, {reason}")
+                    known = "dtype" if op is fg.kernels.rms_norm_modulate_high and dtype == torch.float32 else "reduction-order"
+                    findings.expect(reason == known, f"{what}: declined, {reason}")
                     continue
                 with op.isolated() as fresh:
                     first, second = fresh(*args), fresh(*args)
