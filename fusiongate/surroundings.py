@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["Surroundings", "capturing", "device_of", "is_out_of_memory", "is_poisoned"]
+__all__ = ["Surroundings", "capturing", "device_of", "excuse", "is_out_of_memory", "is_poisoned"]
 
 
 def device_of(args: Sequence[Any]) -> torch.device | None:
@@ -32,6 +32,15 @@ def is_out_of_memory(error: BaseException) -> bool:
     return on_host or isinstance(error, torch.OutOfMemoryError | MemoryError)
 
 
+def excuse(error: BaseException) -> str | None:
+    """Why an error in a launch says nothing about the kernel, as a gate's reason; None if it does."""
+    if is_out_of_memory(error):
+        return "out-of-memory"
+    # A capture that is open elsewhere in the global error mode forbids what a comparison needs, and one that was broken
+    # fails every launch after that. Torch has no class for either; the runtime's three messages share this word.
+    return "capturing" if isinstance(error, RuntimeError) and "captur" in str(error) else None
+
+
 def is_poisoned(args: Sequence[Any]) -> bool:
     """Whether the device's context has gone for good, rather than one launch failed."""
     device = device_of(args)
@@ -42,10 +51,8 @@ def is_poisoned(args: Sequence[Any]) -> bool:
         torch.cuda.synchronize(device)
         torch.empty(1, device=device).zero_()
         torch.cuda.synchronize(device)
-    except torch.OutOfMemoryError:
-        return False
-    except RuntimeError:
-        return True
+    except RuntimeError as error:
+        return excuse(error) is None
     return False
 
 

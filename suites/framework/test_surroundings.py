@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fusiongate.surroundings import Surroundings, capturing, device_of, is_out_of_memory, is_poisoned
+from fusiongate.surroundings import Surroundings, capturing, device_of, excuse, is_out_of_memory, is_poisoned
 
 
 def test_the_random_state_is_watched_and_restored() -> None:
@@ -27,6 +27,22 @@ def test_the_host_s_allocator_runs_out_of_memory_too() -> None:
         torch.empty(1 << 60, dtype=torch.uint8)
 
     assert is_out_of_memory(raised.value)
+
+
+@pytest.mark.parametrize(
+    "error, reason",
+    [
+        (torch.OutOfMemoryError("no"), "out-of-memory"),
+        (RuntimeError("CUDA error: operation not permitted when stream is capturing"), "capturing"),
+        (RuntimeError("CUDA error: operation failed due to a previous error during capture"), "capturing"),
+        (RuntimeError("operation would make the legacy stream depend on a capturing blocking stream"), "capturing"),
+        (RuntimeError("CUDA error: misaligned address"), None),
+        (ValueError("capturing"), None),
+    ],
+    ids=["memory", "forbidden", "broken", "legacy", "a-fault", "another-class"],
+)
+def test_some_errors_say_nothing_about_the_kernel(error: Exception, reason: str | None) -> None:
+    assert reason == excuse(error)
 
 
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError("no"), MemoryError()], ids=["device", "python"])
@@ -54,8 +70,9 @@ def test_a_cpu_is_neither_captured_nor_poisoned() -> None:
         (None, False),
         (RuntimeError("an illegal memory access was encountered"), True),
         (torch.OutOfMemoryError("no"), False),
+        (RuntimeError("operation not permitted when stream is capturing"), False),
     ],
-    ids=["works", "gone", "no-memory"],
+    ids=["works", "gone", "no-memory", "captured-elsewhere"],
 )
 def test_a_device_that_does_not_answer_is_poisoned(
     monkeypatch: pytest.MonkeyPatch, raises: Exception | None, poisoned: bool
