@@ -8,7 +8,7 @@ from pathlib import Path
 
 LAYERS = (
     ("errors",),
-    ("_atomic", "platforms", "switches"),
+    ("_atomic", "admissions", "platforms", "switches"),
     (
         "bits",
         "contracts",
@@ -39,7 +39,7 @@ LAYERS = (
     ("fusions", "sites", "scanning", "build"),
     ("kernels",),
     ("models",),
-    ("matrix", "subjects", "sabotage", "presets", "timing"),
+    ("matrix", "subjects", "sabotage", "presets", "timing", "certificates"),
     ("ledger",),
     ("plugin", "report", "cli"),
 )
