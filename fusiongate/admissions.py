@@ -12,8 +12,8 @@ __all__ = ["Admission", "OffersAdmission"]
 class Admission(Protocol):
     """The calls that one gate has let through, as a launcher keeps them.
 
-    It may forget a call at any time, and it must not take one call for another that could have another verdict: it keys by
-    everything that is in :func:`fusiongate.signatures.call_key`.
+    It may forget a call at any time, and it must not take one call for another that could have another verdict: it keys
+    by everything that is in :func:`fusiongate.signatures.call_key`.
     """
 
     def __call__(self, args: tuple[Any, ...]) -> Tensor | None:

@@ -1,7 +1,7 @@
 """The kernels: exact fusions of adaLN chains, and their sources.
 
-Each source has a folder, ``<name>/<name>.cu``, and builds for CUDA, HIP and the host; the fusions on them are here. A fusion
-declines CPU tensors; its ``.host`` is the same kernel built for the host, for machines without a GPU.
+Each source has a folder, ``<name>/<name>.cu``, and builds for CUDA, HIP and the host; the fusions on them are here. A
+fusion declines CPU tensors; its ``.host`` is the same kernel built for the host, for machines without a GPU.
 """
 
 from __future__ import annotations

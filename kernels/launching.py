@@ -83,7 +83,7 @@ class Launcher:
 
 
 class AdmittedCalls:
-    """See :class:`fusiongate.admissions.Admission`; the calls are kept in the library of the device that was seen first."""
+    """See :class:`fusiongate.admissions.Admission`; the library of the device that was seen first keeps the calls."""
 
     __slots__ = ("__weakref__", "_admit", "_forget", "_handle", "_launch", "_launcher", "_operands", "_target")
 

@@ -1,7 +1,7 @@
 """RMSNorm in the orders of ATen's kernels, emulated with torch ops on any device.
 
-A host build of a norm kernel repeats the order of a GPU's reduction, which CPU eager does not have: these are what it is held against.
-Every step is one IEEE operation on fp32, in the order that the kernel's source describes.
+A host build of a norm kernel repeats the order of a GPU's reduction, which CPU eager does not have: these are what it
+is held against. Every step is one IEEE operation on fp32, in the order that the kernel's source describes.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def fused_multiply_add(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
 
 
 def _reciprocal_square_root(value: Tensor) -> Tensor:
-    """``1 / sqrt(value)`` in fp32, each step rounded once; by way of fp64, because a CPU's vector library may be an ULP off."""
+    """``1 / sqrt(value)`` in fp32, each step rounded once; by way of fp64: a CPU's vector library may be an ULP off."""
     root = value.double().sqrt().float()
     return (1.0 / root.double()).float()
 
@@ -86,8 +86,9 @@ def _last_power_of_two(number: int) -> int:
 def lane_grid(rows: int, columns: int) -> tuple[int, int]:
     """The width and height, in lanes, of the grid by which ATen's mean sums a row of a contiguous fp32 tensor.
 
-    Source: ``setReduceConfig`` in aten/src/ATen/native/cuda/Reduce.cuh: a block of at most 512 threads is as wide as a warp, or wider where few
-    rows leave threads over; its height goes to other rows, unless a thread would then add up too many elements.
+    Source: ``setReduceConfig`` in aten/src/ATen/native/cuda/Reduce.cuh: a block of at most 512 threads is as wide as a
+    warp, or wider where few rows leave threads over; its height goes to other rows, unless a thread would then add up
+    too many elements.
 
     Parameters
     ----------

@@ -106,7 +106,15 @@ def declined_weight(weight: Any, x: Tensor) -> str | None:
 def row_bucket(x: Tensor, scale: Tensor, shift: Tensor, *rest: Any) -> Hashable:
     """What stands for the shapes in a signature: a launch of these kernels depends on no more.
 
-    The batch counts as one or several (several is where rows can be mixed up), the tokens by their power of two, D as it is.
+    The batch counts as one or several (several is where rows can be mixed up), the tokens by their power of two, and D
+    as it is.
     """
     batch, tokens, columns = x.shape
-    return (min(batch, 2), tokens.bit_length(), x.numel().bit_length(), columns, scale.shape[0] == 1, shift.shape[0] == 1)
+    return (
+        min(batch, 2),
+        tokens.bit_length(),
+        x.numel().bit_length(),
+        columns,
+        scale.shape[0] == 1,
+        shift.shape[0] == 1,
+    )

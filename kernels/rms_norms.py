@@ -17,7 +17,12 @@ from .orders import row_kernel_rstd
 from .predicates import declined_modulation, declined_weight, row_bucket
 from .sources import source
 
-__all__ = ["rms_norm_modulate", "rms_norm_modulate_high", "rms_norm_modulate_high_reference", "rms_norm_modulate_reference"]
+__all__ = [
+    "rms_norm_modulate",
+    "rms_norm_modulate_high",
+    "rms_norm_modulate_high_reference",
+    "rms_norm_modulate_reference",
+]
 
 _LONGEST_ROW = 32768
 """The largest D for which the order of ATen's row kernel was seen."""
@@ -72,9 +77,8 @@ def _declines(
     if x.shape[2] % 4:
         # ATen takes other kernels for such rows, which overflow on other inputs too.
         return "reduction-order"
-    if not any_order:
-        if x.shape[2] > _LONGEST_ROW:
-            return "too-large"
+    if not any_order and x.shape[2] > _LONGEST_ROW:
+        return "too-large"
     return declined_weight(weight, x)
 
 
@@ -123,9 +127,10 @@ def _exact() -> Fusion:
 
 
 def largest_intermediate(x: Tensor, scale: Tensor, shift: Tensor, eps: float, expected: Tensor) -> Tensor:
-    """max(\\|y * (1 + scale)\\|, \\|shift\\|, \\|out\\|), of the output's shape, in fp32: where the variant's ULPs are taken.
+    """max(|y * (1 + scale)|, |shift|, |out|), of the output's shape, in fp32: where the variant's ULPs are taken.
 
-    One ULP of the norm's output y becomes one of the product; after cancellation with shift it can be hundreds of the result.
+    One ULP of the norm's output y becomes one of the product; after cancellation with shift it can be hundreds of the
+    result.
     """
     product = (torch.nn.functional.rms_norm(x, x.shape[-1:], None, eps) * (1 + scale)).float()
     return torch.maximum(torch.maximum(product.abs(), shift.float().abs()), expected.float().abs())

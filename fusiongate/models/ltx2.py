@@ -1,8 +1,8 @@
 """LTX-2's two adaLN sites: a bare modulation, and an RMSNorm with the modulation behind it.
 
-A block calls :func:`ltx2_modulate` where it writes ``x * (1 + scale) + shift``, and :func:`ltx2_rms_norm_modulate` where a norm stands
-in front. Both give the bits of the eager chain, whichever kernel runs; only a block that :func:`attach_high` has marked, in a
-tree that is mounted at ``quality="high"``, may be within ULPs of them.
+A block calls :func:`ltx2_modulate` where it writes ``x * (1 + scale) + shift``, and :func:`ltx2_rms_norm_modulate`
+where a norm stands in front. Both give the bits of the eager chain, whichever kernel runs; only a block that
+:func:`attach_high` has marked, in a tree that is mounted at ``quality="high"``, may be within ULPs of them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Norm: TypeAlias = Callable[[Tensor, float], Tensor]
 _ONE_LAUNCH = (rms_norm_modulate, composite_rms_norm_modulate)
 """The exact kernels, each for norms that sum in its order."""
 _NORMS = 64
-"""Norms that are remembered; a model has a handful, and one that makes a new function a call must not fill the memory."""
+"""Norms that are remembered: a model has a handful, and one that makes a function a call must not fill the memory."""
 
 
 def attach_high(block: nn.Module) -> None:
@@ -61,8 +61,9 @@ def ltx2_rms_norm_modulate(
 ) -> Tensor:
     """``rms_norm(x, eps) * (1 + scale) + shift``, by the fastest way that is allowed here.
 
-    In this order: the 1-ULP kernel, if the block is marked, mounted at ``quality="high"``, and the kernel takes the operands; the exact kernel in
-    one launch, if one repeats what this very norm computes; the norm itself and the modulation in one launch; eager.
+    In this order: the 1-ULP kernel, if the block is marked, mounted at ``quality="high"``, and the kernel takes the
+    operands; the exact kernel in one launch, if one repeats what this very norm computes; the norm itself and the
+    modulation in one launch; eager.
 
     Parameters
     ----------
@@ -92,7 +93,10 @@ def ltx2_rms_norm_modulate(
 
 
 def _repeats(fusion: Fusion, x: Tensor, scale: Tensor, shift: Tensor, eps: float) -> bool:
-    """Whether a kernel computes what this norm does; found out once a signature, quietly: most norms fail all kernels but one."""
+    """Whether a kernel computes what this norm does.
+
+    It is found out once a signature, and quietly: most norms fail all kernels but one.
+    """
     standing = fusion.standing(x, scale, shift, eps)
     if standing is State.UNSEEN and fusion.explain(x, scale, shift, eps).reason == Reason.FIRST_SIGHT:
         with contextlib.suppress(FusiongateError):
@@ -107,7 +111,7 @@ def _at_site(op: Fusion, norm: Norm) -> Fusion:
     def reference(x: Tensor, scale: Tensor, shift: Tensor, eps: float) -> Tensor:
         return norm(x, eps) * (1 + scale) + shift
 
-    # In fp32 the norm's result has all bits of its statistic; a zero is added to both, because the kernel cannot do without.
+    # In fp32 the norm's result has all bits of its statistic. The kernel has to add a shift, so both add zero.
     def norm_in_fp32(x: Tensor, scale: Tensor, shift: Tensor, eps: float) -> Tensor:
         return norm(x.float(), eps) + 0.0
 

@@ -155,7 +155,8 @@ def by_jit(op: Callable[..., Tensor], args: Any) -> Tensor:
         # Deprecated, and still in use.
         warnings.simplefilter("ignore")
         # It asks a function for its name; a fusion has none, or pytest would take one in a mark for a test.
-        graph = torch.jit.trace(lambda *operands: op(*operands), tuple(tensor + 1 for tensor in args), check_trace=False)
+        named = lambda *operands: op(*operands)  # noqa: PLW0108
+        graph = torch.jit.trace(named, tuple(tensor + 1 for tensor in args), check_trace=False)
     result: Tensor = graph(*args)
     return result
 

@@ -1,6 +1,7 @@
-"""What only a GPU can show of the library, shown and asserted: ``python -m fusiongate.suites.kernels.acceptance [part …]``.
+"""What only a GPU can show of the library, shown and asserted.
 
-Exits with 1 if anything does not hold, after everything has been looked at.
+``python -m fusiongate.suites.kernels.acceptance [part …]`` looks at all parts, or at those named. It exits with
+1 if anything does not hold, after everything has been looked at.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from fusiongate.kernels.launching import Entry
+from fusiongate.kernels.sources import source
 from torch import Tensor, nn
 
 import fusiongate as fg
-from fusiongate.kernels.launching import Entry
-from fusiongate.kernels.sources import source
 from fusiongate.models import ltx2
 
 LTX2_SHAPES = ((2, 517, 4096), (2, 33, 512), (1, 126, 2048), (1, 14592, 4096))
@@ -65,7 +66,8 @@ def exactness(findings: Findings) -> None:
                 reason = op.declines(*args)
                 what = f"{op.name} {str(dtype)[6:]} {shape}"
                 if reason is not None:
-                    known = "dtype" if op is fg.kernels.rms_norm_modulate_high and dtype == torch.float32 else "reduction-order"
+                    high_in_fp32 = op is fg.kernels.rms_norm_modulate_high and dtype == torch.float32
+                    known = "dtype" if high_in_fp32 else "reduction-order"
                     findings.expect(reason == known, f"{what}: declined, {reason}")
                     continue
                 with op.isolated() as fresh:
@@ -84,7 +86,15 @@ def exactness(findings: Findings) -> None:
 
 def witnesses(findings: Findings) -> None:
     """Each reduction's statistic itself, over many rows of several widths."""
-    shapes = (*LTX2_SHAPES, (2, 4000, 2240), (1, 5000, 5120), (1, 14592, 3072), (4, 500, 8192), (8, 1, 4096), (1, 3, 3072))
+    shapes = (
+        *LTX2_SHAPES,
+        (2, 4000, 2240),
+        (1, 5000, 5120),
+        (1, 14592, 3072),
+        (4, 500, 8192),
+        (8, 1, 4096),
+        (1, 3, 3072),
+    )
     for op in (fg.kernels.rms_norm_modulate, fg.kernels.composite_rms_norm_modulate):
         assert op.witness is not None
         rows = wrong = 0

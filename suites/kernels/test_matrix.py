@@ -28,7 +28,7 @@ NORM_SIZES = [
 ]
 
 OTHER_ORDERS = [{"B": 2, "S": 5, "D": 130}, {"B": 2, "S": 5, "D": 64}, {"B": 1, "S": 2, "D": 65_536}]
-"""Rows that ATen sums in another order, or that are longer than its order is known for: each kernel declines some of them."""
+"""Rows that ATen sums in another order, or that are longer than its order is known for: each kernel declines some."""
 
 FEW = [{"B": 2, "S": 33, "D": 512}, {"B": 1, "S": 126, "D": 2048}]
 
