@@ -16,22 +16,30 @@ if TYPE_CHECKING:
     from .gates import After, Decision, Event, Every, Policy, Reason, Sampled, State
     from .matrix import ADALN
     from .platforms import Environment, environment
+    from .plugin.cells import FusionCase
+    from .plugin.saboteurs import PlantedSaboteur
+    from .plugin.snapshots import Md5Snapshot
     from .presets import command_preset, preset
     from .scanning import rewired, scan
     from .sites import MountReport, attach, mount, mounted, unmount
     from .subjects import Subject
+    from .timing.benchmarks import DeviceBenchmark
     from .verdicts import Verdict, compare
 
 _HOMES = {
     "ADALN": "matrix",
     "After": "gates",
     "Decision": "gates",
+    "DeviceBenchmark": "timing.benchmarks",
     "Environment": "platforms",
     "Event": "gates",
     "Every": "gates",
     "Exact": "contracts",
     "Fusion": "fusions",
+    "FusionCase": "plugin.cells",
+    "Md5Snapshot": "plugin.snapshots",
     "MountReport": "sites",
+    "PlantedSaboteur": "plugin.saboteurs",
     "Policy": "gates",
     "Reason": "gates",
     "Sampled": "gates",
@@ -60,12 +68,16 @@ __all__ = [
     "ADALN",
     "After",
     "Decision",
+    "DeviceBenchmark",
     "Environment",
     "Event",
     "Every",
     "Exact",
     "Fusion",
+    "FusionCase",
+    "Md5Snapshot",
     "MountReport",
+    "PlantedSaboteur",
     "Policy",
     "Reason",
     "Sampled",

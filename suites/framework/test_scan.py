@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
+from pathlib import Path
 
 import pytest
 from torch import nn
@@ -126,14 +128,13 @@ def test_a_scan_prints_every_site_with_its_reason() -> None:
     assert "cannot be mounted: a scale without a shift: there is no kernel for it" in text
 
 
-def test_a_source_that_changed_since_its_import_is_not_trusted(tmp_path, monkeypatch) -> None:
+def test_a_source_that_changed_since_its_import_is_not_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A tree of other code would put the gate in the wrong place."""
     path = tmp_path / "drifting_model.py"
     lines = ["from torch import nn", "class Model(nn.Module):", "    def forward(self, x, scale, shift):"]
     path.write_text("\n".join([*lines, "        return x * (1 + scale) + shift", ""]), encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
-    import drifting_model
-
+    drifting_model = importlib.import_module("drifting_model")
     path.write_text("\n".join([*lines, "        return x * (1 + shift) + scale", ""]), encoding="utf-8")
 
     assert () == scan(drifting_model.Model()).sites
@@ -141,7 +142,7 @@ def test_a_source_that_changed_since_its_import_is_not_trusted(tmp_path, monkeyp
 
 def test_only_models_classes_functions_and_modules_can_be_scanned() -> None:
     with pytest.raises(UsageError, match=r"expected an nn\.Module, a class, a function or a Python module"):
-        scan(3)  # type: ignore[call-overload]
+        scan(3)  # type: ignore[arg-type]
 
 
 def test_the_norm_of_the_written_out_kind_is_recognised_by_its_source() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import traceback
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -37,7 +38,7 @@ def composite(x: Tensor, scale: Tensor, shift: Tensor, eps: float, weight: Tenso
 
 def ops() -> list[Fusion]:
     """Fusions without a kernel to build: torch in the part of a kernel that keeps every rounding."""
-    functions = {
+    functions: dict[str, Callable[..., Tensor]] = {
         "modulate": modulated,
         "modulate_fp32": modulated_in_fp32,
         "rms_norm_modulate": rms,
@@ -47,7 +48,7 @@ def ops() -> list[Fusion]:
 
 
 @pytest.fixture(autouse=True)
-def _inference():
+def _inference() -> Iterator[None]:
     with torch.inference_mode():
         yield
 
@@ -150,27 +151,30 @@ def test_the_reference_is_the_sites_own_expression_and_norm() -> None:
 
 def test_a_folded_norm_is_called_by_its_reference_only() -> None:
     """Twice in a first sight at least, and never by a fused call."""
-    model = Normed(CountedNorm())
+    norm = CountedNorm()
+    model = Normed(norm)
     args = inputs()
 
     with rewired(model, ops()) as report:
         model(*args)
-        assert model.norm.calls > 1
-        before = model.norm.calls
+        assert norm.calls > 1
+        before = norm.calls
         model(*args)
 
     assert {("reference", "first-sight"): 1, ("fused", "verified"): 1} == report.counters
-    assert before == model.norm.calls
+    assert before == norm.calls
 
 
 def test_the_norms_weight_and_eps_are_read_at_each_call() -> None:
-    model = Normed(scanned_models.CompositeNorm(weighted=True))
+    norm = scanned_models.CompositeNorm(weighted=True)
+    assert norm.weight is not None
+    model = Normed(norm)
     args = inputs()
 
     with rewired(model, ops()):
         model(*args)
-        model.norm.weight.mul_(2)
-        model.norm.eps = 0.25
+        norm.weight.mul_(2)
+        norm.eps = 0.25
         actual = model(*args)
 
     assert torch.equal(model(*args), actual)
@@ -248,14 +252,16 @@ def test_an_error_in_a_rewired_forward_points_at_the_models_own_line() -> None:
 
 def test_a_training_step_takes_the_references_and_has_its_gradients() -> None:
     with torch.inference_mode(False):
-        model = Normed(scanned_models.CompositeNorm(weighted=True))
+        norm = scanned_models.CompositeNorm(weighted=True)
+        model = Normed(norm)
         x, scale, shift = (tensor.clone() for tensor in inputs())
 
         def gradient() -> Tensor:
             model.zero_grad()
             model(x, scale, shift).float().square().sum().backward()
-            assert model.norm.weight.grad is not None
-            return model.norm.weight.grad.clone()
+            assert norm.weight is not None
+            assert norm.weight.grad is not None
+            return norm.weight.grad.clone()
 
         expected = gradient()
         with rewired(model, ops()) as report:

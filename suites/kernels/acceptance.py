@@ -114,7 +114,7 @@ def device_kernels(call: Callable[[], Any]) -> list[str]:
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         call()
         torch.cuda.synchronize()
-    return [event.name for event in profile.events() if event.device_type == torch.autograd.DeviceType.CUDA]
+    return [event.name for event in profile.events() if event.device_type.name == "CUDA"]
 
 
 def launches(findings: Findings) -> None:
@@ -136,7 +136,7 @@ def device_microseconds(calls: list[Callable[[], Any]], repeats: int = 40) -> fl
     with torch.cuda.graph(graph):
         for index in range(repeats):
             calls[index % len(calls)]()
-    times = []
+    times: list[float] = []
     for _ in range(9):
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()

@@ -34,45 +34,45 @@ FEW = [{"B": 2, "S": 33, "D": 512}, {"B": 1, "S": 126, "D": 2048}]
 
 
 @pytest.mark.fusion_matrix(fg.kernels.modulate)
-def test_modulate(fusion_case):
+def test_modulate(fusion_case: fg.FusionCase) -> None:
     fusion_case.check()
 
 
 @pytest.mark.fusion_matrix(fg.kernels.modulate_fp32)
-def test_modulate_fp32(fusion_case):
+def test_modulate_fp32(fusion_case: fg.FusionCase) -> None:
     fusion_case.check()
 
 
 @pytest.mark.fusion_matrix(fg.kernels.rms_norm_modulate, inputs=NORM, sizes=NORM_SIZES)
-def test_rms_norm_modulate(fusion_case):
+def test_rms_norm_modulate(fusion_case: fg.FusionCase) -> None:
     fusion_case.check()
 
 
 @pytest.mark.fusion_matrix(fg.kernels.rms_norm_modulate, inputs=WEIGHTED, sizes=FEW)
-def test_rms_norm_modulate_weighted(fusion_case):
+def test_rms_norm_modulate_weighted(fusion_case: fg.FusionCase) -> None:
     fusion_case.check()
 
 
 @pytest.mark.fusion_matrix(fg.kernels.composite_rms_norm_modulate, inputs=NORM, sizes=NORM_SIZES)
-def test_composite_rms_norm_modulate(fusion_case):
+def test_composite_rms_norm_modulate(fusion_case: fg.FusionCase) -> None:
     fusion_case.check()
 
 
 @pytest.mark.fusion_matrix(fg.kernels.composite_rms_norm_modulate, inputs=WEIGHTED, sizes=FEW)
-def test_composite_rms_norm_modulate_weighted(fusion_case):
+def test_composite_rms_norm_modulate_weighted(fusion_case: fg.FusionCase) -> None:
     fusion_case.check()
 
 
 @pytest.mark.fusion_matrix(fg.kernels.rms_norm_modulate, inputs=NORM, sizes=OTHER_ORDERS, must_fuse=[])
-def test_rms_norm_modulate_in_other_orders(fusion_case):
+def test_rms_norm_modulate_in_other_orders(fusion_case: fg.FusionCase) -> None:
     fusion_case.check()
 
 
 @pytest.mark.fusion_matrix(fg.kernels.composite_rms_norm_modulate, inputs=NORM, sizes=OTHER_ORDERS, must_fuse=[])
-def test_composite_rms_norm_modulate_in_other_orders(fusion_case):
+def test_composite_rms_norm_modulate_in_other_orders(fusion_case: fg.FusionCase) -> None:
     fusion_case.check()
 
 
 @pytest.mark.fusion_matrix(fg.kernels.rms_norm_modulate_high, inputs=NORM, sizes=FEW, may_decline={"fp32": "dtype"})
-def test_rms_norm_modulate_high(fusion_case):
+def test_rms_norm_modulate_high(fusion_case: fg.FusionCase) -> None:
     fusion_case.check()

@@ -7,6 +7,7 @@ import os
 import pytest
 import torch
 
+import fusiongate as fg
 from fusiongate.sabotage import COMPILED, SABOTEURS, Detector, Outcome, Stage, built, caught, looked_at, saboteur
 
 DECLARED = [
@@ -33,7 +34,9 @@ def _libraries(request: pytest.FixtureRequest, fusion_device: torch.device) -> N
 
 
 @pytest.mark.parametrize("saboteur, detector", DECLARED, indirect=["saboteur"])
-def test_each_declared_detector_catches_it(saboteur, detector: Detector, fusion_device: torch.device) -> None:
+def test_each_declared_detector_catches_it(
+    saboteur: fg.PlantedSaboteur, detector: Detector, fusion_device: torch.device
+) -> None:
     outcome = Outcome.MISSED
     try:
         catch = caught(saboteur.saboteur, detector, fusion_device)

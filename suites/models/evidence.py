@@ -65,7 +65,9 @@ def sites_of(run: presets.PresetRun) -> Iterator[tuple[str, Counter[str]]]:
     yield from lines.items()
 
 
-def digests(report: Report, root: Path, device: torch.device, size: str, chosen: Sequence[presets.Preset]) -> None:
+def digests(
+    report: Report, root: Path, device: torch.device, size: presets.Size, chosen: Sequence[presets.Preset]
+) -> None:
     """Run presets in two processes, and record what agrees."""
     able = [preset for preset in chosen if presets.missing_for(preset, size, device) is None]
     for preset in chosen:
