@@ -7,7 +7,6 @@
 
 #include <cmath>
 #include <cstdint>
-#include <cstring>
 #include <type_traits>
 
 #include "faults.cuh"
@@ -35,7 +34,7 @@ FUSIONGATE_DEVICE float float_of_bits(uint32_t bits) {
   return __uint_as_float(bits);
 #else
   float value;
-  std::memcpy(&value, &bits, sizeof(value));
+  __builtin_memcpy(&value, &bits, sizeof(value));
   return value;
 #endif
 }
@@ -45,7 +44,7 @@ FUSIONGATE_DEVICE uint32_t bits_of_float(float value) {
   return __float_as_uint(value);
 #else
   uint32_t bits;
-  std::memcpy(&bits, &value, sizeof(bits));
+  __builtin_memcpy(&bits, &value, sizeof(bits));
   return bits;
 #endif
 }
@@ -100,7 +99,7 @@ FUSIONGATE_DEVICE float widen(fp16 value) {
   return __half2float(__ushort_as_half(value.bits));
 #elif defined(__HIP_PLATFORM_AMD__)
   _Float16 half;
-  std::memcpy(&half, &value.bits, sizeof(half));
+  __builtin_memcpy(&half, &value.bits, sizeof(half));
   return static_cast<float>(half);
 #else
   const uint32_t sign = static_cast<uint32_t>(value.bits & 0x8000u) << 16;
@@ -139,7 +138,7 @@ FUSIONGATE_DEVICE fp16 narrow<fp16>(float value) {
 #elif defined(__HIP_PLATFORM_AMD__)
   const _Float16 half = static_cast<_Float16>(value);
   fp16 result;
-  std::memcpy(&result.bits, &half, sizeof(half));
+  __builtin_memcpy(&result.bits, &half, sizeof(half));
   return result;
 #else
   const uint32_t bits = bits_of_float(value);
