@@ -1,4 +1,4 @@
-"""The fixture ``md5_snapshot``: a preset runs in a fresh process, and its digests are held against the committed ones.
+"""The fixture ``md5_snapshot``: a preset runs in another process, and its digests are held against the committed ones.
 
 Storing, recalling and updating is syrupy's; what a difference means is told here.
 """
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import torch
     from syrupy.assertion import SnapshotAssertion
 
-    from fusiongate.presets import Preset, PresetRun
+    from fusiongate.presets import Preset, PresetProcess, PresetRun
     from fusiongate.presets.baselines import Nondeterministic
     from fusiongate.presets.records import PresetRecord
     from fusiongate.presets.registry import Size
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["Md5Snapshot", "md5_snapshot"]
 
 _MARKER: Final = "preset"
+_PROCESS: Final = pytest.StashKey["PresetProcess"]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -43,6 +44,16 @@ def pytest_configure(config: pytest.Config) -> None:
 def md5_snapshot(request: pytest.FixtureRequest) -> Md5Snapshot:
     """Digests of a preset against their snapshot: call ``md5_snapshot.check(preset)``."""
     return Md5Snapshot(request.node, lambda: request.getfixturevalue("snapshot"))
+
+
+def _process(config: pytest.Config, device: torch.device) -> PresetProcess:
+    """The process that runs this run's presets: one for all, because torch and models take long to import."""
+    from fusiongate.presets import PresetProcess
+
+    if _PROCESS not in config.stash:
+        config.stash[_PROCESS] = PresetProcess(device)
+        config.add_cleanup(config.stash[_PROCESS].close)
+    return config.stash[_PROCESS]
 
 
 class Md5Snapshot:
@@ -97,14 +108,14 @@ class Md5Snapshot:
 
     def _checked(self, preset: Preset, size: Size, seed: int, device: torch.device) -> str | None:
         """What is wrong, in words; ``None`` where nothing is."""
-        from fusiongate.presets import baselines, run_fresh
+        from fusiongate.presets import baselines
 
-        (run,) = run_fresh([preset], size=size, seed=seed, device=device)
         root = options(self._item.config).snapshots
         if root is None:
             raise SnapshotError(
                 "no folder of snapshots: set fusiongate_snapshots in the ini file, or give --fusiongate-snapshots=DIR"
             )
+        run = _process(self._item.config, device).run(preset, size=size, seed=seed)
         path = baselines.location(root, run.record.environment, self._item.path.stem, preset.name, size)
         kept = baselines.load(path)
         if self._records(kept):
@@ -129,12 +140,13 @@ class Md5Snapshot:
         seed: int,
         device: torch.device,
     ) -> str | None:
-        from fusiongate.presets import baselines
+        from fusiongate.presets import baselines, run_fresh
 
         if isinstance(kept, baselines.Nondeterministic):
             # Two runs may agree by chance: what was once seen to differ gets no md5 until somebody removes the finding.
             return self._held(preset, run, kept, size, seed, device)
-        fresh = baselines.establish(preset, run, size=size, seed=seed, device=device)
+        (first,) = run_fresh([preset], size=size, seed=seed, device=device)
+        fresh = baselines.establish(preset, first, size=size, seed=seed, device=device)
         self._store(path, fresh.text(), any_difference=True)
         outcome = "recorded" if not isinstance(fresh, baselines.Nondeterministic) else "nondeterministic"
         self._row(preset, run, outcome, None if outcome == "recorded" else str(fresh))

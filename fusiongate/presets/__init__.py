@@ -10,9 +10,9 @@ from .baselines import Nondeterministic, location, settle, stale
 from .draws import fill, normal, uniform
 from .judgements import Judgement, judge
 from .outputs import command_preset, decode
-from .processes import run_fresh, trace_fresh
+from .processes import PresetProcess, run_fresh
 from .records import Difference, PresetRecord, first_difference
-from .registry import PRESETS, Preset, Run, Steps, lookup, preset
+from .registry import PRESETS, Preset, Run, Size, Steps, lookup, preset
 from .running import ArmRun, PresetRun, kernel_sources, missing_for, run_arm, run_preset, steps_of
 from .timings import PresetTimes, TimedArm, time_preset
 from .traces import Parting, parting
@@ -25,10 +25,12 @@ __all__ = [
     "Nondeterministic",
     "Parting",
     "Preset",
+    "PresetProcess",
     "PresetRecord",
     "PresetRun",
     "PresetTimes",
     "Run",
+    "Size",
     "SnapshotError",
     "Steps",
     "TimedArm",
@@ -51,6 +53,5 @@ __all__ = [
     "stale",
     "steps_of",
     "time_preset",
-    "trace_fresh",
     "uniform",
 ]

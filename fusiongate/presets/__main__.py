@@ -1,7 +1,7 @@
-"""``python -m fusiongate.presets RESULTS``: the process that runs presets for another; tasks come on its input."""
+"""``python -m fusiongate.presets``: the process that runs presets for another one; tasks come on its input."""
 
 import sys
 
 from .processes import main
 
-sys.exit(main(sys.argv[1:]))
+sys.exit(main())

@@ -14,11 +14,11 @@ import torch
 from fusiongate.errors import SnapshotError, UsageError
 from fusiongate.platforms import Environment
 
-from .processes import run_fresh, trace_fresh
+from .processes import PresetProcess, run_fresh
 from .records import SCHEMA, PresetRecord, first_difference
 from .registry import Preset, Size
 from .running import PresetRun
-from .traces import Parting, parting
+from .traces import OpRecord, Parting, parting
 
 __all__ = ["Nondeterministic", "establish", "load", "loads", "location", "settle", "stale"]
 
@@ -193,12 +193,13 @@ def settle(
 def _caught(preset: Preset, run: PresetRun, device: torch.device) -> Parting | None:
     """The first operator at which two processes part."""
     size: Size = "real" if run.record.size == "real" else "tiny"
-    first = trace_fresh(preset, size=size, seed=run.record.seed, device=device)
-    for _ in range(_ATTEMPTS):
-        found = parting(first, trace_fresh(preset, size=size, seed=run.record.seed, device=device))
-        if found is not None:
-            return found
-    return None
+
+    def traced() -> list[OpRecord]:
+        with PresetProcess(device) as process:
+            return process.trace(preset, size=size, seed=run.record.seed)
+
+    first = traced()
+    return next((found for _ in range(_ATTEMPTS) if (found := parting(first, traced())) is not None), None)
 
 
 def stale(root: Path, sources: str, platforms: str = "*") -> Iterator[tuple[Path, str]]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
-import importlib.machinery
 import importlib.util
 import json
 import os
@@ -13,7 +13,8 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 import torch
 
@@ -24,12 +25,15 @@ from .registry import Preset, Size, lookup
 from .running import ArmRun, PresetRun, SiteCount, run_preset
 from .traces import OpRecord, trace
 
-__all__ = ["CPU_SETTINGS", "Task", "main", "run_fresh", "trace_fresh"]
+__all__ = ["CPU_SETTINGS", "PresetProcess", "ProcessFailed", "Task", "main", "run_fresh"]
 
 CPU_SETTINGS = {"MKL_CBWR": "COMPATIBLE", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 """What a process needs before it loads torch, so that a CPU of the same vector instructions gives the same bits."""
 
 _TAIL = 3000
+"""Characters of what a process printed that its error repeats."""
+
+_PATH = "FUSIONGATE_PARENT_PATH"
 
 
 class ProcessFailed(FusiongateError):
@@ -52,16 +56,105 @@ class Task:
     """The run's seed."""
     device: str
     """The device."""
-    traces: bool = False
+    traces: bool
     """Whether each operator of the reference's arm is recorded, instead of the steps of both."""
-    deterministic: bool = False
+    deterministic: bool
     """Whether torch is asked for operators that repeat, where it has them."""
 
-    @classmethod
-    def of(cls, preset: Preset, size: Size, seed: int, device: torch.device, **further: bool) -> Task:
-        """The task of running a preset that this process knows."""
+
+class PresetProcess:
+    """A process that runs presets, one after another; it ends with the ``with`` block.
+
+    Parameters
+    ----------
+    device
+        Where its presets run: on a CPU it is given :data:`CPU_SETTINGS`.
+    deterministic
+        Whether torch is asked for operators that repeat, where it has them.
+    """
+
+    def __init__(self, device: torch.device | str = "cpu", *, deterministic: bool = False) -> None:
+        self.device = torch.device(device)
+        self._deterministic = deterministic
+        self._printed = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115 - closed by close()
+        settings = dict(CPU_SETTINGS) if self.device.type == "cpu" else {}
+        if deterministic:
+            settings["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+        self._process = subprocess.Popen(
+            # Not the working directory but what the parent imports from is searched: a folder could hide a library.
+            [sys.executable, "-P", "-m", "fusiongate.presets"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._printed,
+            env={**os.environ, **settings, _PATH: os.pathsep.join(sys.path)},
+            text=True,
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the process."""
+        if self._process.stdin is not None:
+            with contextlib.suppress(OSError):
+                self._process.stdin.close()
+        try:
+            self._process.wait(timeout=30)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        if self._process.stdout is not None:
+            self._process.stdout.close()
+        self._printed.close()
+
+    def run(self, preset: Preset, *, size: Size = "tiny", seed: int = 0) -> PresetRun:
+        """Both arms of a preset.
+
+        Raises
+        ------
+        UsageError
+            The preset failed in it; the message is the preset's.
+        ProcessFailed
+            The process died; the message holds what it printed.
+        """
+        answer = self._ask(preset, size, seed, traces=False)
+        record = PresetRecord.from_json(answer["record"])
+        seconds = answer["seconds"]
+        return PresetRun(
+            record=record,
+            fused=ArmRun(record.fused, seconds["fused"], tuple(SiteCount(**site) for site in answer["sites"])),
+            reference=ArmRun(record.reference, seconds["reference"], ()),
+        )
+
+    def trace(self, preset: Preset, *, size: Size = "tiny", seed: int = 0) -> list[OpRecord]:
+        """A fingerprint of every operator's result in the reference's arm; raises as :meth:`run` does."""
+        return [OpRecord(*fields) for fields in self._ask(preset, size, seed, traces=True)["ops"]]
+
+    def _ask(self, preset: Preset, size: Size, seed: int, *, traces: bool) -> dict[str, Any]:
         file = str(preset.file) if preset.file else None
-        return cls(preset.name, preset.module, file, size, seed, str(device), **further)
+        task = Task(preset.name, preset.module, file, size, seed, str(self.device), traces, self._deterministic)
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(json.dumps(asdict(task)) + "\n")
+            self._process.stdin.flush()
+        line = self._process.stdout.readline()
+        if not line:
+            status = self._process.wait()
+            self._printed.seek(0)
+            printed = self._printed.read()[-_TAIL:].strip()
+            raise ProcessFailed(
+                f"preset {preset.name!r}: the process that ran it exited with {status}; it printed:\n{printed}"
+            )
+        answer: dict[str, Any] = json.loads(line)
+        if "error" in answer:
+            raise UsageError(answer["error"])
+        return answer
 
 
 def run_fresh(
@@ -74,89 +167,29 @@ def run_fresh(
 ) -> Iterator[PresetRun]:
     """Run presets in one fresh process, each result as soon as it is there.
 
-    Parameters
-    ----------
-    presets
-        One or several, which share the process.
-    size, seed, device
-        As for :func:`fusiongate.presets.run_preset`.
-    deterministic
-        Whether torch is asked for operators that repeat, where it has them.
-
-    Raises
-    ------
-    FusiongateError
-        If the process dies or a preset fails in it; the message holds what it printed.
+    Parameters and errors as for :class:`PresetProcess`.
     """
-    chosen = torch.device(device)
-    tasks = [Task.of(preset, size, seed, chosen, deterministic=deterministic) for preset in presets]
-    for answer in _ask(tasks, chosen):
-        yield PresetRun(
-            record=PresetRecord.from_json(answer["record"]),
-            fused=_arm(answer["record"], "fused", answer),
-            reference=_arm(answer["record"], "reference", answer),
-        )
+    with PresetProcess(device, deterministic=deterministic) as process:
+        for preset in presets:
+            yield process.run(preset, size=size, seed=seed)
 
 
-def _arm(record: dict[str, Any], name: str, answer: dict[str, Any]) -> ArmRun:
-    parsed = PresetRecord.from_json(record)
-    sites = tuple(SiteCount(**site) for site in answer["sites"]) if name == "fused" else ()
-    return ArmRun(parsed.fused if name == "fused" else parsed.reference, answer["seconds"][name], sites)
-
-
-def trace_fresh(
-    preset: Preset, *, size: Size = "tiny", seed: int = 0, device: torch.device | str = "cpu"
-) -> list[OpRecord]:
-    """Run a preset's reference in a fresh process and keep a fingerprint of every operator's result."""
-    chosen = torch.device(device)
-    (answer,) = _ask([Task.of(preset, size, seed, chosen, traces=True)], chosen)
-    return [OpRecord(*fields) for fields in answer["ops"]]
-
-
-def _ask(tasks: Sequence[Task], device: torch.device) -> Iterator[dict[str, Any]]:
-    settings = dict(CPU_SETTINGS) if device.type == "cpu" else {}
-    if any(task.deterministic for task in tasks):
-        settings["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
-    with tempfile.TemporaryDirectory(prefix="fusiongate-") as folder:
-        results = Path(folder, "results.jsonl")
-        results.touch()
-        command = [sys.executable, "-P", "-m", "fusiongate.presets", str(results)]
-        done = subprocess.run(
-            command,
-            input=json.dumps([asdict(task) for task in tasks]),
-            env={**os.environ, **settings, "FUSIONGATE_PARENT_PATH": os.pathsep.join(sys.path)},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        answers = [json.loads(line) for line in results.read_text(encoding="utf-8").splitlines()]
-    printed = (done.stdout + done.stderr)[-_TAIL:].strip()
-    for answer in answers:
-        if "error" in answer:
-            raise UsageError(answer["error"])
-        yield answer
-    if done.returncode or len(answers) != len(tasks):
-        failed = tasks[min(len(answers), len(tasks) - 1)]
-        raise ProcessFailed(
-            f"preset {failed.preset!r}: the process that ran it exited with {done.returncode}; it printed:\n{printed}"
-        )
-
-
-def main(arguments: Sequence[str]) -> int:
-    """Run the tasks that stand on the standard input and append each result to the file that is named."""
+def main() -> int:
+    """Run the tasks that come on the standard input, a line each, and answer with a line on the standard output."""
+    # Whatever a library prints must not end up among the answers.
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
     # What the parent could import, this process can; behind its own paths, so that no folder hides a library.
-    for entry in os.environ.pop("FUSIONGATE_PARENT_PATH", "").split(os.pathsep):
+    for entry in os.environ.pop(_PATH, "").split(os.pathsep):
         if entry and entry not in sys.path:
             sys.path.append(entry)
-    results = Path(arguments[0])
-    for fields in json.load(sys.stdin):
-        task = Task(**fields)
+    for line in sys.stdin:
         try:
-            answer = _answer(task)
+            answer = _answer(Task(**json.loads(line)))
         except FusiongateError as error:
             answer = {"error": str(error)}
-        with results.open("a", encoding="utf-8") as stream:
-            stream.write(json.dumps(answer) + "\n")
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
     return 0
 
 

@@ -1,0 +1,169 @@
+"""Declaring presets and running both arms of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fusiongate.errors import UsageError
+from fusiongate.fusions import Fusion
+from fusiongate.gates import Every, Policy
+from fusiongate.presets import PRESETS, Run, first_difference, lookup, missing_for, preset, run_arm, run_preset
+from fusiongate.presets.registry import declared
+from fusiongate.scanning import rewired
+
+from .toy_presets import Modulated, Sized, steady
+
+CPU = torch.device("cpu")
+
+
+def modulated(x: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
+    return x * (1 + scale) + shift
+
+
+def op(**changes: Any) -> Fusion:
+    return Fusion(**{"name": "modulate", "reference": modulated, "fused": modulated, **changes})
+
+
+@pytest.fixture
+def named() -> Iterator[str]:
+    """The name of a preset that is forgotten after the test."""
+    yield "of-this-test"
+    PRESETS.pop("of-this-test", None)
+
+
+def test_both_arms_give_every_step_and_agree() -> None:
+    run = run_preset(steady, ops=[op()])
+
+    assert ["step 0", "step 1", "output"] == list(run.record.fused)
+    assert ["x", "mean"] == list(run.record.fused["output"])
+    assert first_difference(run.record.reference, run.record.fused) is None
+    assert [] == run.record.faults()
+
+
+def test_the_sites_of_the_fused_arm_are_counted() -> None:
+    run = run_preset(steady, ops=[op()])
+
+    (site,) = run.fused.sites
+    assert site.name.startswith("Modulated:toy_presets.py:")
+    assert {"reference (first-sight)": 1, "fused (verified)": 1} == site.calls
+    assert () == run.reference.sites
+
+
+def test_changing_the_seed_changes_every_digest() -> None:
+    one, other = (run_arm(steady, "reference", seed=seed, device=CPU).steps for seed in (0, 1))
+
+    found = first_difference(one, other)
+    assert found is not None
+    assert found.differing == found.total
+
+
+def test_a_runs_numbers_do_not_depend_on_torchs_generator() -> None:
+    torch.manual_seed(1)
+    one = run_arm(steady, "reference", device=CPU).steps
+    torch.manual_seed(2)
+    other = run_arm(steady, "reference", device=CPU).steps
+
+    assert first_difference(one, other) is None
+
+
+def test_a_models_random_buffers_repeat_and_torchs_generator_does_not_notice() -> None:
+    run = Run(size="tiny", seed=0, device=CPU, arm="reference")
+    before = torch.get_rng_state()
+
+    assert torch.equal(run.model("one", Sized).noise, run.model("other", Sized).noise)
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_a_cpu_run_has_one_thread_and_gives_the_others_back(named: str) -> None:
+    before = torch.get_num_threads()
+    seen = []
+
+    @preset(named)
+    def threads(run: Run) -> Any:
+        seen.append(torch.get_num_threads())
+        yield "output", {"x": run.normal("x", 4)}
+
+    run_arm(threads, "reference", device=CPU)
+
+    assert [1] == seen
+    assert before == torch.get_num_threads()
+
+
+@pytest.mark.parametrize(
+    ("steps", "message"),
+    [
+        ([], "yields nothing"),
+        ([("a", {"x": torch.ones(2)}), ("a", {"x": torch.ones(2)})], "yields 'a' twice"),
+        ([("a", torch.ones(2))], "it yields Tensor; expected a mapping from names to tensors"),
+        ([("a", {"x": 3})], "expected a mapping from names to tensors"),
+    ],
+)
+def test_a_preset_that_yields_something_else_says_so(steps: list[Any], message: str, named: str) -> None:
+    declared_steps = preset(named)(lambda run: iter(steps))
+
+    with pytest.raises(UsageError, match=message):
+        run_arm(declared_steps, "reference", device=CPU)
+
+
+@pytest.mark.parametrize("name", ["", "Two Words", "UPPER", "a/b", "-a", "a--b"])
+def test_a_presets_name_is_fit_for_a_file(name: str) -> None:
+    with pytest.raises(UsageError, match="expected lower case words with hyphens"):
+        preset(name)(lambda run: iter(()))
+
+
+def test_a_presets_sizes_are_known_ones() -> None:
+    with pytest.raises(UsageError, match="expected 'tiny', 'real' or both"):
+        preset("of-this-test", sizes=["huge"])(lambda run: iter(()))  # type: ignore[list-item]
+
+
+def test_two_modules_cannot_declare_one_name() -> None:
+    """The same file under a second name, as installed package say, is no other module."""
+    again = declared("steady", steady.steps, sizes=["tiny"], devices=["cpu"], needs=[], module=steady.module)
+    assert again.file == steady.file
+
+    with pytest.raises(UsageError, match="has declared it already"):
+        declared("steady", steady.steps, sizes=["tiny"], devices=["cpu"], needs=[], module="pytest")
+
+
+def test_an_unknown_preset_lists_the_known_ones() -> None:
+    with pytest.raises(UsageError, match=r"no preset 'sturdy'.*steady"):
+        lookup("sturdy")
+
+
+def test_what_is_missing_for_a_preset_is_said(named: str) -> None:
+    demanding = preset(named, devices=["cuda"], needs=["no_such_module"])(lambda run: iter(()))
+
+    assert "no_such_module not installed: pip install 'fusiongate[models]'" == missing_for(demanding, "tiny", CPU)
+    assert "it has no size 'real'" == missing_for(steady, "real", CPU)
+    assert missing_for(steady, "tiny", CPU) is None
+    assert Path(__file__).with_name("toy_presets.py") == steady.file
+
+
+def test_a_kernel_that_goes_wrong_after_a_thousand_calls_is_caught_by_looking_again() -> None:
+    """The warning names the range of calls that it may have spoilt."""
+    steps = 0
+
+    def fused(x: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
+        result = modulated(x, scale, shift)
+        return result + 1.0 if steps > 1000 else result
+
+    model = Modulated().bfloat16()
+    rechecked = op(fused=fused, policy=Policy(recheck=Every(100)))
+    x, condition = torch.randn(2, 16, 16).bfloat16(), torch.randn(2, 16).bfloat16()
+
+    with torch.no_grad(), rewired(model, [rechecked]) as report:
+        for steps in range(1300):
+            model(x, condition)
+
+    (site,) = report.mounted
+    assert site.fusion is not None
+    refusals = [event for event in site.fusion.gate.events if event.kind == "refused"]
+    assert 1 == len(refusals)
+    assert "a recheck found call 1100 of this signature wrong" in refusals[0].message
+    assert "the last one known to be right is call 1000" in refusals[0].message
+    assert site.counters["reference", "refused"] > 150
