@@ -115,6 +115,42 @@ def judge(
         raise typer.Exit(1)
 
 
+@app.command()
+def certify(
+    kernel: Annotated[str, typer.Argument(help="modulate, modulate_fp32, or a norm with a witness.")],
+    dtype: Annotated[
+        list[str] | None, typer.Option(help="bf16 or fp16; may be given again. Default: both, one after the other.")
+    ] = None,
+    device: Annotated[str, typer.Option(help="auto, host, cuda or cuda:<n>: where the kernel runs.")] = "auto",
+    sample: Annotated[
+        int | None, typer.Option(help="Try so many of the 65,536 values of x, or rows of a norm: no certificate then.")
+    ] = None,
+    folder: Annotated[
+        Path, typer.Option(help="Where <platform>/certificates/<kernel>-<dtype>.json is written.")
+    ] = Path("snapshots"),
+) -> None:
+    """Try a kernel's arithmetic on every operand there is, against eager; exits with 1 on a counterexample."""
+    from fusiongate.certificates import Found, StageResult, certify, device_named
+
+    console = _console()
+
+    def say(stage: StageResult) -> None:
+        console.print(f"  {stage.name}: {stage.tried:,} results are eager's; {stage.what}; md5 {stage.md5}")
+
+    chosen = device_named(device)
+    for name in dtype or ["bf16", "fp16"]:
+        console.print(f"{kernel} in {name} on {chosen}")
+        try:
+            certificate = certify(kernel, name, chosen, sample=sample, done=say)
+        except Found as found:
+            console.print(f"counterexample: {found}")
+            raise typer.Exit(1) from None
+        if certificate.is_sample:
+            console.print("  a sample, which is no certificate: nothing is written")
+            continue
+        console.print(f"  {certificate.claim}: {certificate.write(folder)}")
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status: 0, 1 for a negative answer, 2 for input that cannot be used.
 

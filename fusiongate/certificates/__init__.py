@@ -1,6 +1,16 @@
 """Certificates: a kernel's arithmetic tried on every operand there is, stage by stage, against eager."""
 
-from fusiongate.certificates.certifying import KERNELS, certify, counterexample
+from fusiongate.certificates.certifying import KERNELS, certify, counterexample, device_named
 from fusiongate.certificates.records import Certificate, Counterexample, StageResult
+from fusiongate.certificates.trials import Found
 
-__all__ = ["KERNELS", "Certificate", "Counterexample", "StageResult", "certify", "counterexample"]
+__all__ = [
+    "KERNELS",
+    "Certificate",
+    "Counterexample",
+    "Found",
+    "StageResult",
+    "certify",
+    "counterexample",
+    "device_named",
+]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 
 import torch
@@ -17,7 +18,7 @@ from fusiongate.fusions import Fusion
 from fusiongate.kernels import FUSIONS, SOURCES
 from fusiongate.platforms import environment
 
-__all__ = ["KERNELS", "certify", "counterexample"]
+__all__ = ["KERNELS", "certify", "counterexample", "device_named"]
 
 _SCHEDULES = {"modulate": EVERY_OP, "modulate_fp32": ONCE}
 _NORM_CLAIM = "the witness is the reference's on every row that was tried: evidence, not proof"
@@ -68,8 +69,10 @@ def certify(
     chosen = _DTYPES.get(dtype)
     if chosen is None:
         raise UsageError(f"dtype {dtype!r}: expected {' or '.join(_DTYPES)}; 2**32 values of another are too many")
-    if sample is not None and not 1 <= sample <= VALUES:
-        raise UsageError(f"sample {sample}: expected a number from 1 to {VALUES}")
+    most = VALUES if kernel in _SCHEDULES else ROWS
+    if sample is not None and not 1 <= sample <= most:
+        raise UsageError(f"sample {sample}: expected a number from 1 to {most}")
+    is_sample = sample is not None and sample < most
     tried = fusion or _fusion(kernel, device)
     stages = []
     for stage in _stages(kernel, tried, chosen, device, sample):
@@ -82,12 +85,35 @@ def certify(
         kernel=kernel,
         dtype=name_of(chosen),
         claim=_NORM_CLAIM if schedule is None else schedule.claim,
-        is_proof=schedule is not None and schedule.is_proof and sample is None,
+        is_proof=schedule is not None and schedule.is_proof and not is_sample,
         assumptions=_NORM_ASSUMPTIONS if schedule is None else schedule.assumptions,
         sources=source_hash([one for one in SOURCES if one.name == source]),
         environment=environment(device),
+        is_sample=is_sample,
         stages=tuple(stages),
     )
+
+
+def device_named(name: str) -> torch.device:
+    """The device that ``auto``, ``host``, ``cuda`` or ``cuda:<n>`` names.
+
+    Raises
+    ------
+    UsageError
+        It names none, or one that is not here.
+    """
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if name == "host" or (name == "auto" and not count):
+        return torch.device("cpu")
+    found = re.fullmatch(r"(?:auto|cuda)(?::(\d+))?", name)
+    if found is None or (name.startswith("auto") and name != "auto"):
+        raise UsageError(f"device {name!r}: expected auto, host, cuda or cuda:<number>")
+    index = int(found[1] or 0)
+    if index >= count:
+        raise UsageError(
+            f"device {name}: torch {torch.__version__} sees {count} GPUs here; --device=host takes the CPU"
+        )
+    return torch.device("cuda", index)
 
 
 def counterexample(
@@ -131,5 +157,4 @@ def _stages(
     trials = Trials(kernel, fusion)
     bench = Bench(fusion, dtype, device, sample)
     for stage in schedule.stages:
-        complete = sample is None
-        yield trials.run(stage.name, stage.what, stage.operands(bench), complete=complete)
+        yield trials.run(stage.name, stage.what, stage.operands(bench), complete=stage.exhaustive and sample is None)

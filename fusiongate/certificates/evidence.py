@@ -93,7 +93,7 @@ def evidence(kernel: str, fusion: Fusion, dtype: torch.dtype, device: torch.devi
         tried += expected.numel()
         digest.update(bytes(actual.cpu().view(torch.uint8).tolist()))
     what = f"1/rms of rows of {', '.join(map(str, _COLUMNS))} elements; data {', '.join(_KINDS)}"
-    return StageResult("rstd", what, tried, total >= ROWS, digest.hexdigest())
+    return StageResult("rstd", what, tried, False, digest.hexdigest())
 
 
 def _described(x: Tensor, row: int) -> str:

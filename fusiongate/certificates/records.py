@@ -91,6 +91,8 @@ class Certificate:
     """The hash of the kernel's sources."""
     environment: Environment
     """Where it was tried."""
+    is_sample: bool
+    """Whether less was tried than a certificate takes."""
     stages: tuple[StageResult, ...]
     """What was tried."""
 
@@ -111,7 +113,7 @@ class Certificate:
             It cannot be written there, or this is only a sample, which is no certificate.
         """
         path = self.path(folder)
-        if not all(stage.complete for stage in self.stages):
+        if self.is_sample:
             raise UsageError(f"{path}: a sample is no certificate and is not written; run without --sample")
         try:
             _atomic.write_text(path, json.dumps(self.to_json(), indent=2) + "\n")

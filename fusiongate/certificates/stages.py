@@ -17,10 +17,11 @@ __all__ = ["EVERY_OP", "ONCE", "Bench", "Schedule", "Stage"]
 Arguments = tuple[Tensor, ...]
 
 _RANDOM_BLOCKS = 64
+_SAMPLED_TRIPLES = 1 << 13
 _LANES = 8
 """The elements of the widest vector."""
-_COLUMNS = (1, 2, 3, 5, 8, 12, 132, 512, 4096, VALUES, VALUES + 4, VALUES + 1)
-"""Row lengths for vectors of eight, of four and of one element, below, at and above a block's width."""
+_COLUMNS = (1, 2, 3, 5, 8, 12, 132, 512, 4096)
+"""Row lengths for vectors of eight, of four and of one element, below and above a block's width; and longer ones."""
 _TOKENS = 17
 """One more than the rows that a thread has in flight, four times over."""
 
@@ -121,15 +122,19 @@ def _sums(bench: Bench) -> Iterator[Arguments]:
 
 def _lanes(bench: Bench) -> Iterator[Arguments]:
     """Every value of each operand in every lane of every width of vector, and at every place among the tokens."""
+    count = VALUES if bench.number is None else _SAMPLED_TRIPLES
     triples = [
-        all_values(bench.dtype, bench.device)[torch.randperm(VALUES, generator=_generator(seed)).to(bench.device)]
+        all_values(bench.dtype, bench.device)[
+            torch.randperm(VALUES, generator=_generator(seed))[:count].to(bench.device)
+        ]
         for seed in range(3)
     ]
-    for columns in _COLUMNS:
-        batches = -(-VALUES // columns)
+    for columns in (*_COLUMNS, count, count + 4, count + 1):
+        batches = -(-count // columns)
         for turn in range(_LANES if columns > 1 else 1):
             x, scale, shift = (
-                triple.roll(turn).repeat(2)[: batches * columns].view(batches, 1, columns) for triple in triples
+                triple.roll(turn).repeat(-(-batches * columns // count))[: batches * columns].view(batches, 1, columns)
+                for triple in triples
             )
             yield x.expand(-1, _TOKENS, -1).contiguous(), scale, shift
 

@@ -19,7 +19,7 @@ __all__ = ["Found", "Trials"]
 Arguments = tuple[Tensor, ...]
 
 _OPERANDS = ("x", "scale", "shift")
-_PENDING = 16
+_PENDING = 8
 """Blocks that are under way before the host looks at what came of them."""
 
 

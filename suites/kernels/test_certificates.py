@@ -1,0 +1,47 @@
+"""The shipped kernels' certificates: complete on a GPU, a sample of each stage on the host."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+SAMPLES = {"modulate": 16, "modulate_fp32": 16, "rms_norm_modulate": 200, "composite_rms_norm_modulate": 200}
+"""Values of x, or rows of a norm, that are tried on the host, where all of them take an hour."""
+
+
+def certify(kernel: str, dtype: str, device: torch.device, folder: Path) -> subprocess.CompletedProcess[str]:
+    where = ["--device=host", f"--sample={SAMPLES[kernel]}"] if device.type == "cpu" else [f"--device={device}"]
+    return subprocess.run(
+        [sys.executable, "-m", "fusiongate.cli", "certify", kernel, "--dtype", dtype, f"--folder={folder}", *where],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+@pytest.mark.parametrize("kernel", list(SAMPLES))
+def test_every_result_is_eagers(kernel: str, dtype: str, fusion_device: torch.device, tmp_path: Path) -> None:
+    done = certify(kernel, dtype, fusion_device, tmp_path)
+    assert 0 == done.returncode, done.stdout + done.stderr
+    files = list(tmp_path.rglob("*.json"))
+    if fusion_device.type == "cpu":
+        assert [] == files
+        assert "a sample, which is no certificate: nothing is written" in done.stdout
+        return
+    (record,) = (json.loads(file.read_text()) for file in files)
+    tried = {stage["name"]: stage["tried"] for stage in record["stages"]}
+    if kernel == "modulate":
+        assert record["is_proof"]
+        assert {"product", "residue", "tie", "tie-odd", "sum"} <= {name for name, n in tried.items() if n == 1 << 32}
+    elif kernel == "modulate_fp32":
+        assert {"product", "residue", "sum", "fp32-product", "fp32-scale", "fp32-rounding"} <= {
+            name for name, n in tried.items() if n == 1 << 32
+        }
+    else:
+        assert tried["rstd"] >= 10_000_000
