@@ -9,6 +9,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -63,8 +64,11 @@ def find_compiler(target: Target) -> Compiler:
         home = _rocm_home()
         environment["ROCM_HOME"] = str(home)
         environment["TVM_FFI_ROCM_ARCH_LIST"] = target.arch_list
+        # Left to itself, hipcc compiles for NVIDIA wherever it finds an nvcc.
+        environment["HIP_PLATFORM"] = "amd"
         path, pattern = home / "bin" / "hipcc", r".+"
-    return Compiler(path, _version([str(path), "--version"], pattern), tuple(environment.items()), host)
+    version = _version([str(path), "--version"], pattern, environment)
+    return Compiler(path, version, tuple(environment.items()), host)
 
 
 def _host_command() -> list[str]:
@@ -146,9 +150,10 @@ def _path_with_ninja() -> str:
     raise NoCompiler(f"no ninja on PATH or in {beside}; install it with: {sys.executable} -m pip install ninja")
 
 
-def _version(command: list[str], pattern: str) -> str:
+def _version(command: list[str], pattern: str, environment: Mapping[str, str] | None = None) -> str:
+    surroundings = {**os.environ, **(environment or {})}
     try:
-        told = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        told = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=surroundings)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise NoCompiler(
             f"the compiler does not answer: {shlex.join(command)}: {error}; repair or replace it"

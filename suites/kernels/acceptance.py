@@ -13,11 +13,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from fusiongate.kernels.launching import Entry
-from fusiongate.kernels.sources import source
 from torch import Tensor, nn
 
 import fusiongate as fg
+from fusiongate.kernels.launching import Entry
+from fusiongate.kernels.sources import source
 from fusiongate.models import ltx2
 
 LTX2_SHAPES = ((2, 517, 4096), (2, 33, 512), (1, 126, 2048), (1, 14592, 4096))
