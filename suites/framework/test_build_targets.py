@@ -155,6 +155,8 @@ def test_hip_library_is_built_for_the_named_architecture_without_contraction(
     hipcc = rocm / "bin" / "hipcc"
     hipcc.write_text(
         "#!/bin/sh\n"
+        # Without being told, it is the driver of an nvcc that it finds.
+        'if [ "$HIP_PLATFORM" != amd ]; then echo "nvcc fatal" >&2; exit 1; fi\n'
         'if [ "$1" = --version ]; then echo "HIP version: 6.4.0"; exit; fi\n'
         f'echo "$@" >> {tmp_path}/arguments\n'
         f'while [ "$1" != -o ]; do shift; done\n'
