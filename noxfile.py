@@ -9,6 +9,8 @@ import shutil
 import site
 import sys
 import tempfile
+from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 
 import nox
@@ -54,6 +56,16 @@ def torch_arguments(requirement: str | None, system: str, has_nvidia: bool) -> l
 def lowest(requirements: list[str]) -> list[str]:
     """The same requirements, each pinned to the lowest version that it allows."""
     return [requirement.replace(">=", "==") for requirement in requirements]
+
+
+def recording(given: Sequence[str], folder: Path) -> list[str]:
+    """The options that keep a run's timings, for `fusiongate judge`, and chart them; what is given already stays."""
+    options = {"--benchmark-json": folder / "timings.json", "--benchmark-histogram": folder / "chart"}
+    return [
+        f"{option}={path}"
+        for option, path in options.items()
+        if not any(word == option or word.startswith(f"{option}=") for word in given)
+    ]
 
 
 def _sees_gpu(session: nox.Session) -> bool:
@@ -122,10 +134,12 @@ def tests(session: nox.Session) -> None:
 
 @nox.session(venv_params=SHARED_PACKAGES, default=False)
 def bench(session: nox.Session) -> None:
-    """Time each kernel against its reference, in pairs, on the device's clock."""
-    _install(session, "suite")
+    """Time each kernel against its reference, in pairs, on the device's clock; keep the timings in .benchmarks/."""
+    _install(session, "bench")
+    folder = ROOT / ".benchmarks" / f"{datetime.now(tz=UTC):%Y%m%dT%H%M%SZ}"
+    folder.mkdir(parents=True, exist_ok=True)
     # Serial: a second process on the same device would be part of what is measured.
-    _pytest(session, "suites/timings")
+    _pytest(session, "suites/timings", *recording(session.posargs, folder))
 
 
 @nox.session(venv_params=SHARED_PACKAGES, default=False)

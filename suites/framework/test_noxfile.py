@@ -70,3 +70,15 @@ def test_the_lowest_versions_are_pinned(noxfile: ModuleType) -> None:
 def test_every_dependency_names_its_lowest_version(noxfile: ModuleType) -> None:
     """Otherwise the session `minimums` would take the newest."""
     assert [] == [pin for pin in noxfile.lowest(noxfile.PROJECT["project"]["dependencies"]) if "==" not in pin]
+
+
+def test_timings_are_recorded_and_charted_unless_the_caller_says_where(noxfile: ModuleType) -> None:
+    folder = Path("folder")
+    json, chart = "--benchmark-json=folder/timings.json", "--benchmark-histogram=folder/chart"
+    assert [json, chart] == noxfile.recording(["-k", "audio"], folder)
+    assert [chart] == noxfile.recording(["--benchmark-json=mine.json"], folder)
+    assert [json] == noxfile.recording(["--benchmark-histogram", "mine"], folder)
+
+
+def test_timings_are_recorded_where_git_does_not_look() -> None:
+    assert "/.benchmarks/" in (NOXFILE.parent / ".gitignore").read_text(encoding="utf-8").splitlines()
