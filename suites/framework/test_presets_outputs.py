@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 import wave
 from collections.abc import Iterator
@@ -100,7 +101,7 @@ def test_a_program_runs_in_another_process_too(tmp_path: Path, monkeypatch: pyte
         encoding="utf-8",
     )
     monkeypatch.syspath_prepend(tmp_path)
-    import declares_a_program
+    declares_a_program = importlib.import_module("declares_a_program")
 
     (run,) = run_fresh([declares_a_program.it])
 

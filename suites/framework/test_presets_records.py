@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from typing import Any
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ from .toy_presets import flat, steady
 HERE = environment("cpu")
 
 
-def tensor(md5: str, **changes: object) -> TensorRecord:
+def tensor(md5: str, **changes: Any) -> TensorRecord:
     return dataclasses.replace(TensorRecord("bfloat16", (2, 3), md5, 0, False), **changes)
 
 

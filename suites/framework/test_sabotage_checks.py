@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fusiongate import first_sight, guarded, surroundings, verdicts
+from fusiongate import first_sight, guarded, probes, surroundings, verdicts
 from fusiongate.bits import integer_view
 from fusiongate.fusions import Fusion
 from fusiongate.gates import Every, Policy
@@ -77,10 +77,10 @@ def no_probe(*, special: bool) -> Patch:
     """The live operands in the place of one of the two probes."""
 
     def patch(monkeypatch: pytest.MonkeyPatch) -> None:
-        redrawn = first_sight.redrawn
+        redrawn = probes.redrawn
 
         def live(args: Any, generator: torch.Generator, *, special: bool) -> Operands:
-            return first_sight.live_copies(args) if special is taken else redrawn(args, generator, special=special)
+            return probes.live_copies(args) if special is taken else redrawn(args, generator, special=special)
 
         taken = special
         monkeypatch.setattr(first_sight, "redrawn", live)
@@ -90,7 +90,7 @@ def no_probe(*, special: bool) -> Patch:
 
 def no_live_trial(monkeypatch: pytest.MonkeyPatch) -> None:
     copies: list[Operands] = []
-    live_copies, attempt = first_sight.live_copies, first_sight.FirstSight._try
+    live_copies, attempt = probes.live_copies, first_sight.FirstSight._try
 
     def noted(args: Any) -> Operands:
         copies.append(live_copies(args))
@@ -245,7 +245,7 @@ def test_without_many_small_probes_a_scalar_op_is_hardly_tried(monkeypatch: pyte
     wide = saboteur("whole-chain-wide")
     assert not wide.apply(right()).verify(*args).ok
     monkeypatch.setattr(first_sight.FirstSight, "_try_many", nothing_found)
-    monkeypatch.setattr(first_sight, "redrawn", lambda args, generator, special: first_sight.live_copies(args))
+    monkeypatch.setattr(first_sight, "redrawn", lambda args, generator, special: probes.live_copies(args))
     assert wide.apply(right()).verify(*args).ok
 
 
