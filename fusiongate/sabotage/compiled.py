@@ -13,11 +13,9 @@ from fusiongate.errors import UsageError
 from fusiongate.fusions import Fusion
 from fusiongate.kernels import FUSIONS
 from fusiongate.kernels.launching import Entry, Launcher
-from fusiongate.sabotage.saboteurs import Detector, Saboteur, corrupted, declared
+from fusiongate.sabotage.saboteurs import SEEN, Detector, Saboteur, corrupted, declared
 
 __all__ = ["COMPILED", "built", "planted"]
-
-_SEEN = (Detector.FIRST_SIGHT, Detector.MATRIX)
 
 
 def planted(fusion: Fusion, fault: str) -> Fusion:
@@ -94,87 +92,87 @@ def _compiled(
 
 
 COMPILED: tuple[Saboteur, ...] = (
-    _compiled("scale_unrounded", "1 + scale stays in fp32", declared("is not rounded", *_SEEN, certificate="product")),
+    _compiled("scale_unrounded", "1 + scale stays in fp32", declared("is not rounded", *SEEN, certificate="product")),
     _compiled(
         "product_unrounded",
         "the product stays in fp32 and is contracted into the sum (fused multiply-add)",
-        declared("contracted into the following add", *_SEEN, certificate="residue"),
+        declared("contracted into the following add", *SEEN, certificate="residue"),
     ),
     _compiled(
-        "all_fp32", "no intermediate is rounded", declared("no intermediate is rounded", *_SEEN, certificate="product")
+        "all_fp32", "no intermediate is rounded", declared("no intermediate is rounded", *SEEN, certificate="product")
     ),
     _compiled(
         "truncated",
         "the result is truncated toward zero",
-        declared("truncated toward zero", *_SEEN, certificate="tie"),
+        declared("truncated toward zero", *SEEN, certificate="tie"),
     ),
     _compiled(
         "sign_of_zero_lost",
         "-0.0 is stored as +0.0",
-        declared("sign of zero is lost", *_SEEN, certificate="product"),
+        declared("sign of zero is lost", *SEEN, certificate="product"),
         cell="signed-zeros",
     ),
     _compiled(
         "nan_swallowed",
         "NaN is stored as 0",
-        declared("NaN is swallowed", *_SEEN, certificate="scale"),
+        declared("NaN is swallowed", *SEEN, certificate="scale"),
         cell="nan-inf",
     ),
     _compiled(
         "nan_spread",
         "a NaN spoils the other elements of its vector",
-        declared("NaN is spread", *_SEEN, certificate="lanes"),
+        declared("NaN is spread", *SEEN, certificate="lanes"),
         cell="one-nan",
     ),
     _compiled(
         "overflow_clamped",
         "an infinite result is stored as the largest finite number",
-        declared("overflow is 'improved'", *_SEEN, certificate="scale"),
+        declared("overflow is 'improved'", *SEEN, certificate="scale"),
         cell="overflow",
     ),
     _compiled(
         "flushed_to_zero",
         "a subnormal result is stored as 0",
-        declared("flush", *_SEEN, certificate="product"),
+        declared("flush", *SEEN, certificate="product"),
         cell="subnormals",
     ),
     _compiled(
         "stride_ignored",
         "the rows are read as if they were packed",
-        declared("the strides of", *_SEEN),
+        declared("the strides of", *SEEN),
         cell="strided-unbind-4d",
     ),
     _compiled(
         "batch_rows_mixed",
         "each batch entry takes its neighbour's rows",
-        declared("read from another batch row", *_SEEN),
+        declared("read from another batch row", *SEEN),
     ),
     _compiled(
         "first_row_for_all",
         "every batch entry takes the first one's rows",
-        declared("the first batch row", *_SEEN),
+        declared("the first batch row", *SEEN),
     ),
-    _compiled("tail_skipped", "the last token of each batch entry is not written", declared("unwritten", *_SEEN)),
-    _compiled("last_tile_skipped", "the last block does nothing", declared("unwritten", *_SEEN)),
-    _compiled("nothing_stored", "the kernel runs and writes nothing", declared("unwritten", *_SEEN)),
-    _compiled("one_element_off", "one element a launch is wrong", declared("1 of ", *_SEEN)),
+    _compiled("tail_skipped", "the last token of each batch entry is not written", declared("unwritten", *SEEN)),
+    _compiled("last_tile_skipped", "the last block does nothing", declared("unwritten", *SEEN)),
+    _compiled("nothing_stored", "the kernel runs and writes nothing", declared("unwritten", *SEEN)),
+    _compiled("one_element_off", "one element a launch is wrong", declared("1 of ", *SEEN)),
     _compiled(
         "narrow_unrounded",
         "the loads narrower than 16 bytes have an arithmetic of their own",
-        declared("contracted into the following add", *_SEEN, certificate="lanes"),
+        declared("contracted into the following add", *SEEN, certificate="lanes"),
         cell="B2S131D132",
     ),
     _compiled(
         "rows_downcast",
         "fp32 rows are rounded to x's type before they are used",
-        declared("rounded to bfloat16 before", *_SEEN),
+        declared("rounded to bfloat16 before", *SEEN),
         kernel="modulate_fp32",
         cell="mixed",
     ),
     _compiled(
         "norm_unrounded",
         "the norm's result stays in fp32",
-        declared("is not rounded", *_SEEN),
+        declared("is not rounded", *SEEN),
         kernel="rms_norm_modulate",
     ),
     _compiled(
@@ -187,13 +185,13 @@ COMPILED: tuple[Saboteur, ...] = (
     _compiled(
         "mean_subtracted",
         "LayerNorm's variance instead of the mean square",
-        declared("elements", *_SEEN, certificate="rstd"),
+        declared("elements", *SEEN, certificate="rstd"),
         kernel="rms_norm_modulate",
     ),
     _compiled(
         "reduction_reordered",
         "the same sum, the shuffles the other way round",
-        declared("the witness differs", *_SEEN, Detector.WITNESS, certificate="rstd"),
+        declared("the witness differs", *SEEN, Detector.WITNESS, certificate="rstd"),
         kernel="rms_norm_modulate",
     ),
     _compiled(

@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal
 
+from torch import Tensor
+
 from fusiongate.errors import UsageError
 from fusiongate.fusions import Fusion
 
-__all__ = ["Detector", "Launcher", "Saboteur", "corrupted", "declared"]
+__all__ = [
+    "SEEN",
+    "Detector",
+    "Launcher",
+    "Saboteur",
+    "Spoil",
+    "afterwards",
+    "corrupted",
+    "declared",
+    "generic",
+    "tensors",
+]
 
 Launcher = Callable[..., Any]
+Spoil = Callable[[Fusion], Launcher]
+"""Gives a wrong launcher in the place of a fusion's."""
 
 
 class Detector(StrEnum):
@@ -34,6 +49,10 @@ class Detector(StrEnum):
     """An exhaustive stage, or here a sample of it, has a counterexample."""
     CONTAINMENT = "containment"
     """What it leaves behind is undone, or ends no process but one that was made for it."""
+
+
+SEEN = (Detector.FIRST_SIGHT, Detector.MATRIX)
+"""Who catches what is wrong from the first launch on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,3 +125,47 @@ def declared(words: str, *detectors: Detector, **others: str) -> dict[Detector, 
         except KeyError as error:
             raise UsageError(f"{name!r} is no detector: expected {', '.join(Detector)}") from error
     return table
+
+
+def generic(
+    name: str,
+    story: str,
+    spoil: Spoil,
+    detectors: Mapping[Detector, str],
+    *,
+    kernel: str = "modulate",
+    cell: str = "base",
+    gpus: int = 0,
+    in_own_process: bool = False,
+) -> Saboteur:
+    """A saboteur that puts another launcher into any fusion; parameters as the fields of `Saboteur`."""
+    return Saboteur(
+        name,
+        "generic",
+        story,
+        lambda fusion: corrupted(fusion, spoil(fusion)),
+        detectors,
+        kernel=kernel,
+        cell=cell,
+        gpus=gpus,
+        in_own_process=in_own_process,
+    )
+
+
+def tensors(args: Sequence[Any]) -> list[Tensor]:
+    """The tensors among arguments."""
+    return [arg for arg in args if isinstance(arg, Tensor)]
+
+
+def afterwards(disturb: Callable[[tuple[Any, ...], Tensor], None]) -> Spoil:
+    """A right result, and something done on the way out."""
+
+    def spoil(fusion: Fusion) -> Launcher:
+        def launch(*args: Any) -> Tensor:
+            result: Tensor = fusion.fused(*args)
+            disturb(args, result)
+            return result
+
+        return launch
+
+    return spoil

@@ -10,11 +10,10 @@ from torch import Tensor
 
 from fusiongate.bits import integer_view
 from fusiongate.fusions import Fusion
-from fusiongate.sabotage.saboteurs import Detector, Launcher, Saboteur, corrupted, declared
+from fusiongate.sabotage.saboteurs import SEEN, Detector, Launcher, Saboteur, Spoil, declared, generic
 
 __all__ = ["VALUES", "later", "spoil_last", "wide_chain"]
 
-_SEEN = (Detector.FIRST_SIGHT, Detector.MATRIX)
 _MANY_ROWS = 64
 _LARGE = 8.0
 _CACHE_LINE = 64
@@ -67,24 +66,24 @@ def _rows(args: Sequence[Any], result: Tensor, change: Change) -> tuple[Any, ...
     return tuple(map(changed, args))
 
 
-def _on_rows(change: Change) -> Callable[[Fusion], Launcher]:
+def _on_rows(change: Change) -> Spoil:
     return lambda fusion: lambda *args: fusion.fused(*_rows(args, fusion.fused(*args), change))
 
 
-def _on_arguments(change: Callable[[tuple[Any, ...]], tuple[Any, ...]]) -> Callable[[Fusion], Launcher]:
+def _on_arguments(change: Callable[[tuple[Any, ...]], tuple[Any, ...]]) -> Spoil:
     return lambda fusion: lambda *args: fusion.fused(*change(args))
 
 
-def _on_result(change: Change) -> Callable[[Fusion], Launcher]:
+def _on_result(change: Change) -> Spoil:
     return lambda fusion: lambda *args: change(fusion.fused(*args))
 
 
-def _wide_when(condition: Callable[[Sequence[Any]], bool]) -> Callable[[Fusion], Launcher]:
+def _wide_when(condition: Callable[[Sequence[Any]], bool]) -> Spoil:
     """A kernel with a second path, which rounds nothing, for some operands."""
     return lambda fusion: lambda *args: wide_chain(fusion, args) if condition(args) else fusion.fused(*args)
 
 
-def _wrong_when(condition: Callable[[Sequence[Any], Tensor], bool]) -> Callable[[Fusion], Launcher]:
+def _wrong_when(condition: Callable[[Sequence[Any], Tensor], bool]) -> Spoil:
     def spoil(fusion: Fusion) -> Launcher:
         def launch(*args: Any) -> Tensor:
             result = fusion.fused(*args)
@@ -95,7 +94,7 @@ def _wrong_when(condition: Callable[[Sequence[Any], Tensor], bool]) -> Callable[
     return spoil
 
 
-def later(number: int, spoil: Callable[[Fusion], Launcher]) -> Callable[[Fusion], Launcher]:
+def later(number: int, spoil: Spoil) -> Spoil:
     """Wrong from the launch with this number on, counted from 1."""
 
     def from_then_on(fusion: Fusion) -> Launcher:
@@ -129,7 +128,7 @@ def _is_oddly_aligned(args: Sequence[Any], _result: Tensor) -> bool:
     return any(tensor.data_ptr() % _CACHE_LINE for tensor in floating(args))
 
 
-def _unwritten(written: float) -> Callable[[Fusion], Launcher]:
+def _unwritten(written: float) -> Spoil:
     """Writes this share of the output only."""
 
     def spoil(fusion: Fusion) -> Launcher:
@@ -189,138 +188,118 @@ def _last_two_exchanged(args: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple(exchanged)
 
 
-def _generic(
-    name: str,
-    story: str,
-    spoil: Callable[[Fusion], Launcher],
-    detectors: dict[Detector, str],
-    *,
-    kernel: str = "modulate",
-    cell: str = "base",
-) -> Saboteur:
-    return Saboteur(
-        name,
-        "generic",
-        story,
-        lambda fusion: corrupted(fusion, spoil(fusion)),
-        detectors,
-        kernel=kernel,
-        cell=cell,
-    )
-
-
 VALUES: tuple[Saboteur, ...] = (
-    _generic(
+    generic(
         "whole-chain-wide",
         "the whole chain runs in the next wider type",
         lambda fusion: lambda *args: wide_chain(fusion, args),
-        declared("no intermediate is rounded", *_SEEN, certificate="product"),
+        declared("no intermediate is rounded", *SEEN, certificate="product"),
     ),
-    _generic(
+    generic(
         "operands-downcast",
         "fp32 operands are rounded to bf16 before they are used",
         _on_arguments(lambda args: _each(args, _downcast)),
-        declared("rounded to bfloat16 before", *_SEEN),
+        declared("rounded to bfloat16 before", *SEEN),
         cell="fp32",
     ),
-    _generic(
+    generic(
         "nan-over-the-row",
         "a NaN spoils its whole row",
         _spreading_nan,
-        declared("NaN is spread", *_SEEN),
+        declared("NaN is spread", *SEEN),
         cell="one-nan",
     ),
-    _generic(
+    generic(
         "rows-of-another-batch-entry",
         "each batch entry takes its neighbour's rows",
         _on_rows(lambda row: row.roll(1, 0)),
-        declared("read from another batch row", *_SEEN),
+        declared("read from another batch row", *SEEN),
     ),
-    _generic(
+    generic(
         "first-rows-for-all",
         "every batch entry takes the first one's rows",
         _on_rows(lambda row: row[:1].expand_as(row)),
-        declared("the first batch row", *_SEEN),
+        declared("the first batch row", *SEEN),
     ),
-    _generic(
+    generic(
         "strides-ignored",
         "every operand is read as if it were contiguous",
         _on_arguments(lambda args: tuple(_packed(arg) if isinstance(arg, Tensor) else arg for arg in args)),
-        declared("the strides of", *_SEEN),
+        declared("the strides of", *SEEN),
         cell="strided-unbind-4d",
     ),
-    _generic(
+    generic(
         "operands-exchanged",
         "the last two operands are exchanged",
         _on_arguments(_last_two_exchanged),
-        declared("are exchanged", *_SEEN),
+        declared("are exchanged", *SEEN),
     ),
-    _generic(
+    generic(
         "another-epsilon",
         "floating-point arguments are taken ten times as large",
         _on_arguments(_floats_tenfold),
-        declared("`eps` is taken as", *_SEEN),
+        declared("`eps` is taken as", *SEEN),
         kernel="rms_norm_modulate",
         cell="small",
     ),
-    _generic(
+    generic(
         "nothing-written",
         "the output is allocated and never written",
         _unwritten(0.0),
-        declared("unwritten", *_SEEN),
+        declared("unwritten", *SEEN),
     ),
-    _generic(
+    generic(
         "tail-unwritten",
         "the last eighth of the output is never written",
         _unwritten(0.875),
-        declared("unwritten", *_SEEN),
+        declared("unwritten", *SEEN),
     ),
-    _generic(
+    generic(
         "last-bit-off",
         "the last bit of the last element is wrong",
         _on_result(spoil_last),
-        declared("1 of ", *_SEEN),
+        declared("1 of ", *SEEN),
     ),
-    _generic(
+    generic(
         "operand-remembered",
         "the last operand's first values are used for ever",
         _remembering,
-        declared("elements", *_SEEN),
+        declared("elements", *SEEN),
     ),
-    _generic(
+    generic(
         "wrong-on-large-numbers",
         "where most activations exceed 8, nothing is rounded",
         _wide_when(_is_large),
-        declared("no intermediate is rounded", *_SEEN),
+        declared("no intermediate is rounded", *SEEN),
         cell="large",
     ),
-    _generic(
+    generic(
         "wrong-on-clean-data",
         "where all operands are finite, nothing is rounded",
         _wide_when(_is_finite),
-        declared("no intermediate is rounded", *_SEEN),
+        declared("no intermediate is rounded", *SEEN),
     ),
-    _generic(
+    generic(
         "wrong-above-a-row-count",
         f"with more than {_MANY_ROWS} rows the last bit is wrong",
         _wrong_when(_has_many_rows),
-        declared("1 of ", *_SEEN),
+        declared("1 of ", *SEEN),
         cell="B2S131D132",
     ),
-    _generic(
+    generic(
         "wrong-at-one-alignment",
         f"with an operand off a multiple of {_CACHE_LINE} bytes the last bit is wrong",
         _wrong_when(_is_oddly_aligned),
-        declared("1 of ", *_SEEN),
+        declared("1 of ", *SEEN),
         cell="strided-unbind-4d-B2S131D132",
     ),
-    _generic(
+    generic(
         "wrong-after-first-sight",
         f"the last bit is wrong from launch {_SOON} on",
         later(_SOON, _on_result(spoil_last)),
         declared("1 of ", Detector.MATRIX, recheck="a recheck found", snapshot="differs", timing="wrong"),
     ),
-    _generic(
+    generic(
         "wrong-from-the-nth-call",
         f"the last bit is wrong from launch {_LATE} on",
         later(_LATE, _on_result(spoil_last)),

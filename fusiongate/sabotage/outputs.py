@@ -1,0 +1,193 @@
+"""Generic saboteurs whose numbers are right, and whose output or operands are not what they have to be."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fusiongate.digests import md5
+from fusiongate.fusions import Fusion
+from fusiongate.sabotage.saboteurs import (
+    SEEN,
+    Detector,
+    Launcher,
+    Saboteur,
+    Spoil,
+    afterwards,
+    corrupted,
+    declared,
+    generic,
+    tensors,
+)
+from fusiongate.sabotage.values import later
+
+__all__ = ["OUTPUTS"]
+
+_SOON = 5
+
+_SAME_WIDTH = {torch.bfloat16: torch.float16, torch.float16: torch.bfloat16, torch.float32: torch.int32}
+
+Change = Callable[[Tensor], Any]
+
+
+def _on_result(change: Change) -> Spoil:
+    return lambda fusion: lambda *args: change(fusion.fused(*args))
+
+
+def _into_first_operand(fusion: Fusion) -> Launcher:
+    def launch(*args: Any) -> Tensor:
+        first: Tensor = tensors(args)[0]
+        return first.copy_(fusion.fused(*args))
+
+    return launch
+
+
+def _first_operand_where_equal(fusion: Fusion) -> Launcher:
+    """Hands its first operand back where the others leave it as it is."""
+
+    def launch(*args: Any) -> Tensor:
+        first: Tensor = tensors(args)[0]
+        result: Tensor = fusion.fused(*args)
+        return first if torch.equal(first, result) else result
+
+    return launch
+
+
+def _static_buffer(fusion: Fusion) -> Launcher:
+    """Writes every result of a shape into one buffer, so that a call overwrites what the last one returned."""
+    buffers: dict[torch.Size, Tensor] = {}
+
+    def launch(*args: Any) -> Tensor:
+        result: Tensor = fusion.fused(*args)
+        return buffers.setdefault(result.shape, torch.empty_like(result)).copy_(result)
+
+    return launch
+
+
+def _past_the_end(args: tuple[Any, ...], _result: Tensor) -> None:
+    """Writes one element after an operand, where the memory there belongs to the same allocation."""
+    tensor = tensors(args)[0]
+    reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    after = tensor.storage_offset() + reach + 1
+    if (after + 1) * tensor.element_size() <= tensor.untyped_storage().nbytes():
+        tensor.as_strided((1,), (1,), after).fill_(1.0)
+
+
+def _change_last(args: tuple[Any, ...], _result: Tensor) -> None:
+    tensors(args)[-1].add_(1)
+
+
+def _elsewhere(result: Tensor) -> Tensor:
+    return result.cpu() if result.is_cuda else result.to("meta")
+
+
+def _sharing_a_cache(fusion: Fusion) -> Fusion:
+    """Launches nothing where the reference has seen the operands: its result lies in a cache that both have."""
+    cache: dict[tuple[str, ...], Tensor] = {}
+
+    @functools.wraps(fusion.reference)
+    def reference(*args: Any) -> Tensor:
+        cache[tuple(map(md5, tensors(args)))] = result = fusion.reference(*args)
+        return result
+
+    def launch(*args: Any) -> Tensor:
+        known = cache.get(tuple(map(md5, tensors(args))))
+        return fusion.fused(*args) if known is None else known
+
+    return corrupted(fusion, launch, reference=reference)
+
+
+OUTPUTS: tuple[Saboteur, ...] = (
+    generic(
+        "nothing-returned",
+        "the launcher forgets to return its output",
+        _on_result(lambda _: None),
+        declared("returns nothing", *SEEN),
+    ),
+    generic(
+        "another-dtype",
+        "the result is fp32 whatever the operands are",
+        _on_result(lambda result: result.float()),
+        declared("dtype differs", *SEEN),
+    ),
+    generic(
+        "dtype-mislabelled",
+        "the result has the right bits under another dtype of the same width",
+        _on_result(lambda result: result.view(_SAME_WIDTH[result.dtype])),
+        declared("dtype differs", *SEEN),
+    ),
+    generic(
+        "another-shape",
+        "the result has a dimension more",
+        _on_result(lambda result: result.unsqueeze(0)),
+        declared("shape differs", *SEEN),
+    ),
+    generic(
+        "other-strides",
+        "the result lies in memory with its last two dimensions exchanged",
+        _on_result(lambda result: result.mT.contiguous().mT),
+        declared("strides", *SEEN),
+    ),
+    generic(
+        "another-device",
+        "the result lies on another device than the operands",
+        _on_result(_elsewhere),
+        declared("device differs", *SEEN),
+    ),
+    generic(
+        "output-in-its-input",
+        "the result is written over the first operand",
+        _into_first_operand,
+        declared("changed its input", *SEEN),
+    ),
+    generic(
+        "first-operand-handed-back",
+        "where nothing changes, the first operand itself is returned",
+        _first_operand_where_equal,
+        declared("shares memory with an input", *SEEN),
+        cell="zeros",
+    ),
+    generic(
+        "rows-changed",
+        "the last operand holds other values afterwards",
+        afterwards(_change_last),
+        declared("changed its input", *SEEN),
+    ),
+    generic(
+        "rows-changed-later",
+        f"the last operand holds other values afterwards, from launch {_SOON} on",
+        later(_SOON, afterwards(_change_last)),
+        declared("changed an input", Detector.MATRIX),
+    ),
+    generic(
+        "output-in-its-input-later",
+        f"the result lies in the first operand's memory, from launch {_SOON} on",
+        later(_SOON, _first_operand_where_equal),
+        declared("shares memory with an input", Detector.MATRIX),
+        cell="zeros",
+    ),
+    generic(
+        "operand-overrun",
+        "one element after the first operand is written",
+        afterwards(_past_the_end),
+        declared("wrote outside of", *SEEN),
+    ),
+    generic(
+        "static-output-buffer",
+        "all results of a shape lie in one buffer",
+        _static_buffer,
+        declared("an earlier call's result", *SEEN),
+    ),
+    Saboteur(
+        "references-result-handed-on",
+        "generic",
+        "nothing is launched: what the reference has computed is returned",
+        _sharing_a_cache,
+        declared("the reference's result", *SEEN),
+    ),
+)
+"""Every generic saboteur that gives back, or leaves behind, other memory than it should."""
