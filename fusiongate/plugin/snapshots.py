@@ -108,17 +108,21 @@ class Md5Snapshot:
 
     def _checked(self, preset: Preset, size: Size, seed: int, device: torch.device) -> str | None:
         """What is wrong, in words; ``None`` where nothing is."""
-        from fusiongate.presets import baselines
+        from fusiongate.presets import baselines, run_fresh
 
         root = options(self._item.config).snapshots
         if root is None:
             raise SnapshotError(
                 "no folder of snapshots: set fusiongate_snapshots in the ini file, or give --fusiongate-snapshots=DIR"
             )
-        run = _process(self._item.config, device).run(preset, size=size, seed=seed)
+        # What is recorded comes from a process that has run nothing else.
+        if self._updates():
+            (run,) = run_fresh([preset], size=size, seed=seed, device=device)
+        else:
+            run = _process(self._item.config, device).run(preset, size=size, seed=seed)
         path = baselines.location(root, run.record.environment, self._item.path.stem, preset.name, size)
         kept = baselines.load(path)
-        if self._records(kept):
+        if self._updates() and (kept is None or self._item.config.option.update_snapshots):
             return self._record(preset, run, path, kept, size, seed, device)
         if kept is None:
             return self._missing(preset, run, path)
@@ -126,9 +130,9 @@ class Md5Snapshot:
             return self._held(preset, run, kept, size, seed, device)
         return self._compared(preset, run, path, kept, size, seed, device)
 
-    def _records(self, kept: object) -> bool:
+    def _updates(self) -> bool:
         option = self._item.config.option
-        return bool(option.update_snapshots or (option.update_new_snapshots_only and kept is None))
+        return bool(option.update_snapshots or option.update_new_snapshots_only)
 
     def _record(
         self,
@@ -140,13 +144,12 @@ class Md5Snapshot:
         seed: int,
         device: torch.device,
     ) -> str | None:
-        from fusiongate.presets import baselines, run_fresh
+        from fusiongate.presets import baselines
 
         if isinstance(kept, baselines.Nondeterministic):
             # Two runs may agree by chance: what was once seen to differ gets no md5 until somebody removes the finding.
             return self._held(preset, run, kept, size, seed, device)
-        (first,) = run_fresh([preset], size=size, seed=seed, device=device)
-        fresh = baselines.establish(preset, first, size=size, seed=seed, device=device)
+        fresh = baselines.establish(preset, run, size=size, seed=seed, device=device)
         self._store(path, fresh.text(), any_difference=True)
         outcome = "recorded" if not isinstance(fresh, baselines.Nondeterministic) else "nondeterministic"
         self._row(preset, run, outcome, None if outcome == "recorded" else str(fresh))

@@ -13,7 +13,7 @@ from .outputs import command_preset, decode
 from .processes import PresetProcess, run_fresh
 from .records import Difference, PresetRecord, first_difference
 from .registry import PRESETS, Preset, Run, Size, Steps, lookup, preset
-from .running import ArmRun, PresetRun, kernel_sources, missing_for, run_arm, run_preset, steps_of
+from .running import ArmRun, PresetRun, kernel_sources, missing_for, run_arm, run_preset, steps_of, usual_ops
 from .timings import PresetTimes, TimedArm, time_preset
 from .traces import Parting, parting
 
@@ -54,4 +54,5 @@ __all__ = [
     "steps_of",
     "time_preset",
     "uniform",
+    "usual_ops",
 ]

@@ -62,7 +62,13 @@ class Run:
         """Numbers from 0 up to 1, see :func:`fusiongate.presets.uniform`."""
         return uniform(name, shape, seed=self.seed, dtype=dtype, device=self.device)
 
-    def model(self, name: str, make: Callable[[], _Model], dtype: torch.dtype = torch.bfloat16) -> _Model:
+    def model(
+        self,
+        name: str,
+        make: Callable[[], _Model],
+        dtype: torch.dtype = torch.bfloat16,
+        in_fp32: Iterable[str] | None = None,
+    ) -> _Model:
         """A model with weights of this run, on its device; rewired in the fused arm.
 
         Parameters
@@ -73,6 +79,8 @@ class Run:
             Constructs it; what it puts into its parameters does not matter.
         dtype
             Of its floating parameters and buffers.
+        in_fp32
+            Parts of the names of those that stay in fp32, as diffusers' ``_keep_in_fp32_modules`` lists them.
         """
         if self.built is not None and name in self.built:
             return cast("_Model", self.built[name])
@@ -81,7 +89,11 @@ class Run:
         with torch.random.fork_rng(devices=devices), self.device:
             torch.manual_seed(self.seed)
             model = make()
-        model = model.to(self.device, dtype).eval().requires_grad_(False)
+        model = model.to(self.device).eval().requires_grad_(False)
+        kept = tuple(in_fp32 or ())
+        for path, tensor in (*model.named_parameters(), *model.named_buffers()):
+            if tensor.is_floating_point() and not any(part in path for part in kept):
+                tensor.data = tensor.data.to(dtype)
         fill(model, seed=self.seed, name=name)
         if self.on_model is not None:
             self.on_model(name, model)

@@ -77,7 +77,7 @@ class PresetRun:
     """The arm without."""
 
 
-def usual_ops(device: torch.device) -> tuple[Fusion, ...]:
+def usual_ops(device: torch.device | str) -> tuple[Fusion, ...]:
     """The fusions that presets mount on a device.
 
     On a CPU these are the host builds of the modulations. The host builds of the norms repeat a GPU's order of
@@ -85,7 +85,7 @@ def usual_ops(device: torch.device) -> tuple[Fusion, ...]:
     """
     from fusiongate import kernels
 
-    if device.type == "cpu":
+    if torch.device(device).type == "cpu":
         hosts = (kernels.modulate.host, kernels.modulate_fp32.host)
         return tuple(op for op in hosts if op is not None)
     return (

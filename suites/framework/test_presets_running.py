@@ -146,18 +146,18 @@ def test_what_is_missing_for_a_preset_is_said(named: str) -> None:
 
 def test_a_kernel_that_goes_wrong_after_a_thousand_calls_is_caught_by_looking_again() -> None:
     """The warning names the range of calls that it may have spoilt."""
-    steps = 0
+    called = 0
 
     def fused(x: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
         result = modulated(x, scale, shift)
-        return result + 1.0 if steps > 1000 else result
+        return result + 1.0 if called > 1000 else result
 
     model = Modulated().bfloat16()
     rechecked = op(fused=fused, policy=Policy(recheck=Every(100)))
     x, condition = torch.randn(2, 16, 16).bfloat16(), torch.randn(2, 16).bfloat16()
 
     with torch.no_grad(), rewired(model, [rechecked]) as report:
-        for steps in range(1300):
+        for called in range(1300):  # noqa: B007 - the kernel reads it
             model(x, condition)
 
     (site,) = report.mounted

@@ -36,6 +36,7 @@ def wan(run: Run) -> Steps:
             ffn_dim=256,
             num_layers=2,
         ),
+        in_fp32=WanTransformer3DModel._keep_in_fp32_modules,
     )
     text = run.normal("text", 2, 7, 24)
 
@@ -71,6 +72,7 @@ def minimax_h3(run: Run) -> Steps:
             time_embed_dim=32,
             rope_freq_dim=4,
         ),
+        in_fp32=MiniMaxH3Transformer3DModel._keep_in_fp32_modules,
     )
     frames, height, width, audio, text = 2, 4, 6, 10, 7
     video = frames * height * width

@@ -1,0 +1,277 @@
+"""md5_snapshot: recorded, held, explained, updated; in projects of their own."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from syrupy.data import Snapshot, SnapshotCollection
+
+from fusiongate.plugin.snapshot_files import extension_for
+from fusiongate.presets import PRESETS
+
+from .projects import Project
+
+PROJECT = '''
+import os
+import torch
+from torch import nn
+from fusiongate.presets import preset
+
+def changed(run):
+    """What a test has switched on: a fault of the kernels, of the reference, or of both."""
+    fault = torch.zeros(())
+    if run.arm == "fused":
+        fault = fault + float(os.environ.get("KERNEL", 0))
+    return fault + float(os.environ.get("REFERENCE", 0))
+
+def declare(name):
+    @preset(name)
+    def steps(run):
+        x = run.normal(name, 2, 8, dtype=torch.float32)
+        yield "first", {"x": x}
+        x = x * 2 + changed(run)
+        yield "second", {"x": x, "y": x.clone()}
+    return steps
+
+one, two = declare("one"), declare("two")
+
+@preset("restless")
+def restless(run):
+    generator = torch.Generator().manual_seed(os.getpid() if "STEADY" not in os.environ else 1)
+    yield "output", {"x": torch.rand(4, generator=generator)}
+
+@preset("idle")
+def idle(run):
+    yield "output", {"x": torch.zeros(4)}
+'''
+
+TESTS = """
+import pytest
+from project_presets import idle, one, restless, two
+
+@pytest.mark.preset(one)
+def test_one(md5_snapshot):
+    md5_snapshot.check()
+
+def test_two(md5_snapshot):
+    md5_snapshot.check(two)
+
+def test_restless(md5_snapshot):
+    md5_snapshot.check(restless)
+
+def test_idle(md5_snapshot):
+    md5_snapshot.check(idle)
+
+def test_nothing(md5_snapshot):
+    md5_snapshot.check()
+"""
+
+
+@pytest.fixture
+def project(project: Project) -> Iterator[Project]:
+    """A project with presets that a test can change through the environment."""
+    project.write("project_presets.py", PROJECT)
+    project.write("test_digests.py", TESTS)
+    project.write("pytest.ini", "[pytest]\npythonpath = .\nfusiongate_snapshots = kept\nfusiongate_device = host\n")
+    yield project
+    for name in ("one", "two", "restless", "idle"):
+        PRESETS.pop(name, None)
+
+
+def kept(project: Project) -> dict[str, str]:
+    """The snapshots of a project, by name."""
+    return {path.stem: path.read_text(encoding="utf-8") for path in (project.path / "kept").rglob("*.json")}
+
+
+@pytest.fixture(scope="module")
+def shelf(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the first test that needs them leaves the recorded snapshots for the others."""
+    return tmp_path_factory.mktemp("shelf") / "kept"
+
+
+@pytest.fixture
+def recorded(project: Project, shelf: Path) -> Project:
+    """A project whose first two presets are recorded."""
+    if not shelf.exists():
+        project.run("--snapshot-update", "-k", "one or two").assert_outcomes(passed=2)
+        shutil.copytree(project.path / "kept", shelf)
+    else:
+        shutil.copytree(shelf, project.path / "kept")
+    return project
+
+
+def test_a_missing_snapshot_fails_with_the_command_that_records_it(project: Project) -> None:
+    result = project.run("-k", "one")
+
+    result.assert_outcomes(failed=1)
+    result.stdout.re_match_lines(
+        [r"preset 'one': no snapshot kept/cpu-.*/any/torch-\d+\.\d+/test_digests/one\.json; .*"]
+    )
+    result.stdout.fnmatch_lines(["*; record it: pytest test_digests.py::test_one --snapshot-update"])
+
+
+def test_a_missing_snapshot_is_not_run_where_that_is_asked_for(project: Project) -> None:
+    result = project.run("-k", "one", "--fusiongate-missing=skip", "-rs")
+
+    result.assert_outcomes(skipped=1)
+    result.stdout.fnmatch_lines(["*not run: no snapshot kept/*one.json; record it: pytest *test_one --snapshot-update"])
+
+
+def test_a_recorded_preset_is_held_and_its_digests_stand_in_the_ledger(recorded: Project) -> None:
+    recorded.run("-k", "one or two").assert_outcomes(passed=2)
+
+    rows = {row.subject: row.payload for row in recorded.ledger.of_kind("digest")}
+    assert {"one", "two"} == rows.keys()
+    assert "same" == rows["one"]["outcome"]
+    assert json.loads(kept(recorded)["one"])["fused"] == rows["one"]["fused"]
+    assert rows["one"]["sources"]
+
+
+@pytest.mark.parametrize(
+    ("faults", "verdict", "arms"),
+    [
+        ({"KERNEL": "1"}, "kernel changed", ["with kernels"]),
+        ({"REFERENCE": "1"}, "reference changed", ["with kernels", "without kernels"]),
+        ({"KERNEL": "1", "REFERENCE": "1"}, "both changed", ["with kernels", "without kernels"]),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_failure_tells_what_changed_and_where_first(
+    recorded: Project, faults: dict[str, str], verdict: str, arms: list[str]
+) -> None:
+    for name, value in faults.items():
+        recorded.setenv(name, value)
+
+    result = recorded.run("-k", "one")
+
+    result.assert_outcomes(failed=1)
+    text = result.stdout.str()
+    assert f"preset 'one': {verdict}" in text
+    for arm in arms:
+        assert re.search(rf"{arm}, first at step 'second', tensor 'x': md5 \w+ → \w+ \(2 of 3 tensors differ\)", text)
+    assert "since the record: nothing else changed" in text
+
+
+def test_an_environment_that_moved_is_no_failure_and_is_named_in_one(recorded: Project) -> None:
+    """The snapshot is rewritten as if another numpy had made it."""
+    (path,) = (recorded.path / "kept").rglob("one.json")
+    fields = json.loads(path.read_text(encoding="utf-8"))
+    fields["environment"]["libraries"]["numpy"] = "0.1"
+    fields["sources"] = "0" * 64
+    path.write_text(json.dumps(fields), encoding="utf-8")
+
+    recorded.run("-k", "one").assert_outcomes(passed=1)
+
+    recorded.setenv("KERNEL", "1")
+    result = recorded.run("-k", "one")
+    result.assert_outcomes(failed=1)
+    result.stdout.re_match_lines([r".*since the record: numpy 0\.1 → .*, the kernels' sources 000000000000 → .*"])
+
+
+def test_an_update_with_workers_touches_what_ran_and_nothing_else(recorded: Project) -> None:
+    """The other snapshot, one of another machine and one that nobody asks for stay byte for byte."""
+    other = recorded.write("kept/cuda-sm_00/a-gpu/torch-9.9/test_digests/one.json", "{}")
+    orphan = next((recorded.path / "kept").rglob("one.json")).with_name("orphan.json")
+    orphan.write_text("{}", encoding="utf-8")
+    before = kept(recorded)
+    recorded.setenv("REFERENCE", "1")
+
+    recorded.run("-n", "2", "-k", "two", "--snapshot-update", own_process=True).assert_outcomes(passed=1)
+
+    after = kept(recorded)
+    assert before.keys() == after.keys()
+    assert {"two"} == {name for name in before if before[name] != after[name]}
+    assert other.exists()
+
+
+def test_a_bare_update_deletes_nothing(recorded: Project) -> None:
+    before = kept(recorded)
+
+    recorded.run("--snapshot-update", "test_digests.py::test_one", own_process=True).assert_outcomes(passed=1)
+
+    assert before == kept(recorded)
+
+
+def test_recording_asks_that_both_arms_agree(project: Project) -> None:
+    project.setenv("KERNEL", "1")
+
+    result = project.run("-k", "one", "--snapshot-update")
+
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["preset 'one' is not recorded: with kernels it gives something else than without*"])
+    assert {} == kept(project)
+
+
+def test_an_output_that_proves_nothing_is_not_recorded(project: Project) -> None:
+    result = project.run("-k", "idle", "--snapshot-update")
+
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["preset 'idle' proves nothing and is not recorded: *all elements are the same*"])
+    assert {} == kept(project)
+
+
+def test_a_preset_that_does_not_repeat_gets_a_finding_and_never_an_md5(project: Project) -> None:
+    """From then on it passes while gates and steps hold it, and no update gives it an md5, repeat as it may."""
+    project.run("-k", "restless", "--snapshot-update").assert_outcomes(passed=1)
+
+    found = json.loads(kept(project)["restless"])
+    assert ("nondeterministic", "output", "x", "aten.rand.generator") == tuple(
+        found[name] for name in ("class", "step", "tensor", "op")
+    )
+
+    project.setenv("STEADY", "1")
+    project.run("-k", "restless", "--snapshot-update").assert_outcomes(passed=1)
+    assert found == json.loads(kept(project)["restless"])
+    (row,) = project.ledger.of_kind("digest")
+    assert "nondeterministic" == row.payload["outcome"]
+
+
+def test_a_recorded_preset_that_stops_repeating_is_told_from_one_that_changed(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project.setenv("STEADY", "1")
+    project.run("-k", "restless", "--snapshot-update").assert_outcomes(passed=1)
+    monkeypatch.delenv("STEADY")
+
+    result = project.run("-k", "restless")
+
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["preset 'restless': it does not repeat: *"])
+
+
+def test_a_check_without_a_preset_says_what_it_needs(project: Project) -> None:
+    result = project.run("-k", "nothing")
+
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["*was given no preset: pass one, or mark the test with @pytest.mark.preset(preset)*"])
+
+
+def test_a_damaged_snapshot_names_its_file(recorded: Project) -> None:
+    (path,) = (recorded.path / "kept").rglob("one.json")
+    path.write_text('{"schema": 1', encoding="utf-8")
+
+    result = recorded.run("-k", "one")
+
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["*one.json: Expecting*"])
+
+
+def test_a_write_that_is_interrupted_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The new text goes to a file of another name first."""
+    path = tmp_path / "one.json"
+    path.write_text("old", encoding="utf-8")
+    killed: Callable[..., None] = lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)
+    monkeypatch.setattr(Path, "replace", killed)
+    collection = SnapshotCollection(location=str(path))
+    collection.add(Snapshot(name="one", data="new"))
+
+    with pytest.raises(KeyboardInterrupt):
+        extension_for(path, any_difference=True).write_snapshot_collection(snapshot_collection=collection)
+
+    assert "old" == path.read_text(encoding="utf-8")
+    assert [path] == list(tmp_path.iterdir())
