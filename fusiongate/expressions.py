@@ -41,6 +41,7 @@ _SILENT = {
 }
 
 _LONGEST = 100
+_LONGEST_KEPT = 2000
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,11 @@ class Expression:
     """The source text."""
     binding: int
     """How tightly its outermost operator binds."""
+
+    def __post_init__(self) -> None:
+        # A value that is used several times multiplies in the text: a long reduction's would grow without bound.
+        if len(self.text) > _LONGEST_KEPT:
+            object.__setattr__(self, "text", shortened(self.text))
 
     def in_brackets(self, at_least: int = ATOM) -> str:
         """The text, in brackets where it binds less tightly than needed."""

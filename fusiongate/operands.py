@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -38,23 +38,37 @@ def operand_variants(
         return [changes.get(i, a) for i, a in enumerate(args)]
 
     yield from _rows(names, args, [i for i in tensors if args[i].dim() > 1 and args[i].numel() < output.numel()])
-    for i in tensors:
-        if whole[i] and (contiguous := _read_as_contiguous(args[i])) is not None:
-            yield f"the strides of `{names[i]}` are ignored: it is read as if it were contiguous", but({i: contiguous})
+    packed = {i: p for i in tensors if whole[i] and (p := _read_as_contiguous(args[i])) is not None}
+    for changed in _alone_and_together(packed):
+        read = "it is read as if it were" if len(changed) == 1 else "they are read as if they were"
+        yield f"the strides of {_listed(names, changed)} are ignored: {read} contiguous", but(changed)
     for i in tensors:
         yield f"`{names[i]}` is ignored: the result is as if it were zero", but({i: torch.zeros_like(args[i])})
     for i, j in itertools.combinations(tensors, 2):
         if args[i].shape == args[j].shape and args[i].dtype == args[j].dtype:
             yield f"`{names[i]}` and `{names[j]}` are exchanged", but({i: args[j], j: args[i]})
     present = {args[i].dtype for i in tensors} | {output.dtype}
-    for i, dtype in itertools.product(tensors, [d for d in _HALVES if d in present]):
-        if args[i].dtype in (torch.float32, torch.float64):
-            sentence = f"`{names[i]}` is rounded to {dtype_name(dtype)} before it is used"
-            yield sentence, but({i: args[i].to(dtype).to(args[i].dtype)})
+    wide = [i for i in tensors if args[i].dtype in (torch.float32, torch.float64)]
+    for dtype in [d for d in _HALVES if d in present] or _HALVES:
+        for changed in _alone_and_together({i: args[i].to(dtype).to(args[i].dtype) for i in wide}):
+            used = "is rounded to {} before it is" if len(changed) == 1 else "are rounded to {} before they are"
+            yield f"{_listed(names, changed)} {used.format(dtype_name(dtype))} used", but(changed)
     for i, value in enumerate(args):
         if isinstance(value, float):
             for other in {*_USUAL_EPSILONS, value * 10, value / 10} - {value}:
                 yield f"`{names[i]}` is taken as {other:g}, not {value:g}", but({i: other})
+
+
+def _listed(names: Sequence[str], positions: Iterable[int]) -> str:
+    return " and ".join(f"`{names[i]}`" for i in positions)
+
+
+def _alone_and_together(changes: dict[int, Any]) -> Iterator[dict[int, Any]]:
+    """Each change alone, then all: a kernel that reads one operand wrongly often reads its like in the same way."""
+    for position, change in changes.items():
+        yield {position: change}
+    if len(changes) > 1:
+        yield changes
 
 
 def _rows(names: Sequence[str], args: Sequence[Any], rows: list[int]) -> Iterator[tuple[str, list[Any]]]:

@@ -79,7 +79,9 @@ def axis_values() -> dict[str, tuple[str, ...]]:
     return {"device": tuple(DEVICES), "mode": tuple(MODES), "data": tuple(DATA), "lifecycle": tuple(LIFECYCLES)}
 
 
-def expand(axes: Mapping[str, tuple[str, ...]], unpaired: frozenset[str] = frozenset()) -> Iterator[dict[str, str]]:
+def expand(
+    axes: Mapping[str, tuple[str, ...]], unpaired: frozenset[str] = frozenset(), *, pairs: bool = True
+) -> Iterator[dict[str, str]]:
     """The base point, each axis alone, and the pairs of `PAIRINGS`, as mappings of axis to value.
 
     Parameters
@@ -88,13 +90,15 @@ def expand(axes: Mapping[str, tuple[str, ...]], unpaired: frozenset[str] = froze
         The values of each axis, the base value first.
     unpaired
         Values that stand alone.
+    pairs
+        Whether any pairs are made.
     """
     base = {axis: values[0] for axis, values in axes.items()}
     yield dict(base)
     for axis, values in axes.items():
         for value in values[1:]:
             yield base | {axis: value}
-    for pairing in PAIRINGS:
+    for pairing in PAIRINGS if pairs else ():
         firsts = _chosen(axes[pairing.first], pairing.only_first, unpaired)
         seconds = _chosen(axes[pairing.second], pairing.only_second, unpaired)
         for first, second in product(firsts, seconds):

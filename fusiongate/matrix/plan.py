@@ -50,6 +50,8 @@ class Matrix:
     may_decline
         Layouts, dtypes and sizes, by the name that stands in a cell's id, that are documented to be declined although
         ``must_fuse`` covers them, each with the reason.
+    pairs
+        Whether axes are crossed too. A sibling of a subject that goes through everything needs each axis alone.
 
     Raises
     ------
@@ -64,6 +66,7 @@ class Matrix:
         sizes: Iterable[Mapping[str, int]] | None = None,
         must_fuse: Iterable[str] | None = None,
         may_decline: Mapping[str, str] | None = None,
+        pairs: bool = True,
     ) -> None:
         self.subject = subject if isinstance(subject, Subject) else Subject.of(subject)
         self.inputs = Inputs.of(inputs)
@@ -74,6 +77,7 @@ class Matrix:
         defaults = ("row-broadcast", "strided-unbind") if self.inputs.having("row") else (base_layout,)
         self.must_fuse = defaults if must_fuse is None else tuple(must_fuse)
         self.may_decline = dict(may_decline or {})
+        self.pairs = pairs
         self._check_names()
 
     def __repr__(self) -> str:
@@ -111,7 +115,7 @@ class Matrix:
             axes["data"] = axes["data"][:1]
         elif not can_cancel(self._draw(self._base, 0)):
             axes["data"] = tuple(name for name in axes["data"] if name != "cancellation")
-        points = expand(axes, unpaired=self._unpaired())
+        points = expand(axes, unpaired=self._unpaired(), pairs=self.pairs)
         cells = {
             cell.id: cell
             for cell in (Cell(subject=self.subject.name, base_size=self._base.size, **point) for point in points)

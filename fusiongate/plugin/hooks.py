@@ -10,6 +10,7 @@ pytest_plugins = (
     "fusiongate.plugin.recorder",
     "fusiongate.plugin.cells",
     "fusiongate.plugin.kernels",
+    "fusiongate.plugin.saboteurs",
     "fusiongate.plugin.snapshots",
     "fusiongate.plugin.benchmark",
     "fusiongate.plugin.timings",
