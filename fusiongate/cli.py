@@ -151,6 +151,22 @@ def certify(
         console.print(f"  {certificate.claim}: {certificate.write(folder)}")
 
 
+@app.command()
+def scan(
+    target: Annotated[str, typer.Argument(help="package.module, package.module:Class or a Python file.")],
+    json: Annotated[bool, typer.Option("--json", help="Print the sites as JSON.")] = False,
+) -> None:
+    """List the adaLN chains in somebody else's source; exits with 1 if there is none."""
+    from fusiongate.scanning import scan as find
+    from fusiongate.scanning.targets import named_target
+
+    found = find(named_target(target))
+    console = _console()
+    console.print(found.to_json() if json else str(found))
+    if not found.sites:
+        raise typer.Exit(1)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status: 0, 1 for a negative answer, 2 for input that cannot be used.
 

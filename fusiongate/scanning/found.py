@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,13 +72,23 @@ class Scan(Sequence[FoundSite]):
         """The site at an index."""
         return self.sites[index]
 
+    def to_json(self) -> str:
+        """The sites as a JSON array of objects."""
+        return json.dumps([_to_json(site) for site in self.sites], indent=2, ensure_ascii=False)
+
     def __len__(self) -> int:
         return len(self.sites)
 
     def __str__(self) -> str:
         mountable = sum(site.reason is None for site in self.sites)
-        lines = [f"{len(self.sites)} sites, {mountable} of which a gate can stand at"]
+        number = "1 site" if len(self.sites) == 1 else f"{len(self.sites)} sites"
+        lines = [f"{number}; a gate can stand at {mountable}"]
         return "\n".join([*lines, *map(str, self.sites)])
+
+
+def _to_json(site: FoundSite) -> dict[str, Any]:
+    fields = {name: getattr(site, name) for name in FoundSite.__slots__}
+    return {**fields, "file": str(site.file), "modules": list(site.modules)}
 
 
 def scan(obj: nn.Module | type | ModuleType | Callable[..., Any]) -> Scan:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import json
 from pathlib import Path
 
 import pytest
 from torch import nn
 
+from fusiongate.cli import main
 from fusiongate.errors import UsageError
 from fusiongate.scanning import scan
 
@@ -124,7 +126,7 @@ def test_a_class_and_a_python_module_can_be_scanned_too() -> None:
 def test_a_scan_prints_every_site_with_its_reason() -> None:
     text = str(scan(scanned_models.ScaleAlone()))
 
-    assert "1 sites, 0 of which a gate can stand at" in text
+    assert text.startswith("1 site; a gate can stand at 0\n")
     assert "cannot be mounted: a scale without a shift: there is no kernel for it" in text
 
 
@@ -149,3 +151,56 @@ def test_the_norm_of_the_written_out_kind_is_recognised_by_its_source() -> None:
     (site,) = scan(scanned_models.Normed(CompositeNorm()))
 
     assert "composite_rms_norm_modulate" == site.kind
+
+
+SOURCE = """
+def modulate(x, scale, shift):
+    return x * (1 + scale) + shift
+
+def plain(x):
+    return x
+"""
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """A file with one site."""
+    path = tmp_path / "somebodys_model.py"
+    path.write_text(SOURCE, encoding="utf-8")
+    return path
+
+
+def test_the_command_lists_the_sites_of_a_file(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert 0 == main(["scan", str(source)])
+
+    assert "somebodys_model.py:3  modulate  modulate\n    x * (1 + scale) + shift" in capsys.readouterr().out
+
+
+def test_the_command_gives_the_sites_as_json_too(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert 0 == main(["scan", "--json", f"{source}:modulate"])
+
+    (site,) = json.loads(capsys.readouterr().out)
+    assert (str(source), 3, "modulate", []) == (site["file"], site["line"], site["kind"], site["modules"])
+
+
+def test_the_command_exits_with_1_where_there_is_no_site(source: Path) -> None:
+    assert 1 == main(["scan", f"{source}:plain"])
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        ("no_such_module_anywhere", "it cannot be imported: No module named"),
+        ("no/such/file.py", "it cannot be imported"),
+        ("json:Nothing", "json has no 'Nothing'"),
+        ("json:__name__", "expected an nn.Module, a class, a function or a Python module"),
+    ],
+)
+def test_the_command_says_in_a_line_what_it_cannot_scan(
+    target: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert 2 == main(["scan", target])
+
+    error = capsys.readouterr().err
+    assert message in error
+    assert 1 == error.count("\n")

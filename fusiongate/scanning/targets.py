@@ -1,0 +1,45 @@
+"""From words on a command line to what is scanned."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+from fusiongate.errors import UsageError
+
+__all__ = ["named_target"]
+
+
+def named_target(words: str) -> Any:
+    """What ``package.module``, ``package.module:Class`` or ``path/to/file.py`` names, imported.
+
+    Raises
+    ------
+    UsageError
+        If it cannot be imported, or the module has no such attribute.
+    """
+    place, _, attribute = words.partition(":")
+    try:
+        module = _file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
+    except (ImportError, OSError, SyntaxError, ValueError) as error:
+        raise UsageError(
+            f"{place}: it cannot be imported: {error}; expected a module's name or a Python file"
+        ) from error
+    found: Any = module
+    for name in filter(None, attribute.split(".")):
+        if not hasattr(found, name):
+            raise UsageError(f"{words}: {place} has no {attribute!r}; expected a class or a function of it")
+        found = getattr(found, name)
+    return found
+
+
+def _file(path: Path) -> Any:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise ImportError("it is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    # Sources are found by way of the functions, so that nothing needs the module's entry in sys.modules afterwards.
+    spec.loader.exec_module(module)
+    return module
