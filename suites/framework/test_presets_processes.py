@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ import torch
 from fusiongate.errors import UsageError
 from fusiongate.presets import (
     PRESETS,
+    Preset,
     PresetProcess,
     Run,
     first_difference,
@@ -46,13 +49,11 @@ def elsewhere(run):
 
 
 @pytest.fixture
-def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Preset]:
     """A preset in a module of its own, forgotten after the test."""
     (tmp_path / "elsewhere_presets.py").write_text(ELSEWHERE, encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
-    import elsewhere_presets
-
-    yield elsewhere_presets.elsewhere
+    yield importlib.import_module("elsewhere_presets").elsewhere
     PRESETS.pop("elsewhere", None)
 
 
@@ -68,30 +69,28 @@ def test_another_process_gives_the_same_and_runs_several_one_after_another() -> 
     assert 1 == first.record.environment.threads
 
 
-def test_what_a_preset_prints_is_no_answer(elsewhere) -> None:
+def test_what_a_preset_prints_is_no_answer(elsewhere: Preset) -> None:
     (run,) = run_fresh([elsewhere])
 
     assert ["output"] == list(run.record.reference)
 
 
-def test_a_process_that_dies_is_reported_with_what_it_printed(elsewhere) -> None:
+def test_a_process_that_dies_is_reported_with_what_it_printed(elsewhere: Preset) -> None:
     with (
-        pytest.raises(
-            ProcessFailed, match=r"(?s)the process that ran it exited with 7.*talks past python"
-        ),
+        pytest.raises(ProcessFailed, match=r"(?s)the process that ran it exited with 7.*talks past python"),
         PresetProcess() as process,
     ):
         process.run(elsewhere, seed=1)
 
 
-def test_an_error_of_a_preset_is_raised_here_and_the_process_lives_on(elsewhere) -> None:
+def test_an_error_of_a_preset_is_raised_here_and_the_process_lives_on(elsewhere: Preset) -> None:
     with PresetProcess() as process:
         with pytest.raises(UsageError, match="not with this seed"):
             process.run(elsewhere, seed=2)
         assert process.run(elsewhere).record.preset == "elsewhere"
 
 
-def test_a_bug_of_a_preset_is_reported_with_its_traceback(elsewhere) -> None:
+def test_a_bug_of_a_preset_is_reported_with_its_traceback(elsewhere: Preset) -> None:
     with pytest.raises(ProcessFailed, match='KeyError: "a bug of the preset\'s"'), PresetProcess() as process:
         process.run(elsewhere, seed=3)
 
