@@ -52,6 +52,8 @@ class Trial:
     """An intermediate to compare too."""
     probe: Function | None
     """Fresh operands, as ``probe(*args)``, where redrawn ones would not do."""
+    grows: bool
+    """Whether a probe may have a larger batch than the live call."""
     names: Sequence[str]
     """The arguments' names."""
 
@@ -113,6 +115,13 @@ class FirstSight:
     def _enough(self) -> bool:
         return self._elements >= ELEMENTS and (self._trial.witness is None or self._rows >= ROWS)
 
+    def _probes_missing(self, expected: Tensor) -> int:
+        """How many probes of the live height would be enough; two at least have been counted."""
+        missing = -(-(ELEMENTS - self._elements) // expected.numel())
+        if self._trial.witness is not None and self._rows:
+            missing = max(missing, -(-2 * (ROWS - self._rows) // self._rows))
+        return missing
+
     # -- what the kernel is tried on -----------------------------------------------------------------------------------
 
     def _probes(self, expected: Tensor, generator: torch.Generator) -> Iterator[Operands]:
@@ -139,10 +148,9 @@ class FirstSight:
         return live_copies(args)
 
     def _taller(self, expected: Tensor, generator: torch.Generator) -> Operands | None:
-        factor = -(-(ELEMENTS - self._elements) // expected.numel())
-        if self._trial.witness is not None and self._rows:
-            # Two probes of the live height have been counted, at least.
-            factor = max(factor, -(-2 * (ROWS - self._rows) // self._rows))
+        if not self._trial.grows:
+            return None
+        factor = self._probes_missing(expected)
         operands = taller(self._args, expected, factor, generator)
         if operands is None or self._trial.declines(*operands.args) is not None:
             return None
@@ -161,7 +169,7 @@ class FirstSight:
         operands = redrawn(self._args, generator, special=False)
         of_reference, of_kernel = trial.witness or (trial.reference, trial.launch)
         while not self._enough():
-            refills = operands.refills(BATCH, generator)
+            refills = operands.refills(min(self._probes_missing(expected), BATCH), generator)
             outputs: list[tuple[Tensor, Tensor]] = []
             witnesses: list[tuple[Tensor, Tensor]] = []
             for _ in refills:

@@ -60,6 +60,9 @@ class Fusion:
         Fresh operands for the probe, as ``probe(*args) -> args``; None: floating tensors are redrawn, all else is live.
     witness
         A pair (reference's intermediate, kernel's intermediate), each a function of the arguments that gives a tensor.
+    grows
+        Whether a probe may have a larger batch than a small live call, so that few launches prove much. False where the
+        arithmetic depends on the batch, as the order of many reductions does: then there are many small probes.
     compile
         What ``torch.compile`` sees: ``"expression"``, the reference itself, or ``"op"``, a custom op with a fake
         kernel (the reference needs annotated parameters then).
@@ -84,6 +87,7 @@ class Fusion:
         policy: Policy = Policy(),  # noqa: B008  # frozen
         probe: Callable[..., Sequence[Any]] | None = None,
         witness: Witness | None = None,
+        grows: bool = True,
         compile: Literal["expression", "op"] = "expression",  # noqa: A002  # the public name
         host: Fusion | None = None,
     ) -> None:
@@ -105,6 +109,7 @@ class Fusion:
         self.contract = contract
         self.policy = policy
         self.witness = witness
+        self.grows = grows
         self.compile = compile
         self.host = host
         self.gate = Gate(name, policy)
@@ -244,7 +249,14 @@ class Fusion:
 
     def _trial(self) -> Trial:
         return Trial(
-            self.reference, self._launch, self.declines, self.contract, self.witness, self._probe, self._router.names
+            self.reference,
+            self._launch,
+            self.declines,
+            self.contract,
+            self.witness,
+            self._probe,
+            self.grows,
+            self._router.names,
         )
 
     # -- for users -----------------------------------------------------------------------------------------------------
@@ -333,6 +345,7 @@ class Fusion:
             policy=self.policy,
             probe=self._probe,
             witness=witness,
+            grows=self.grows,
             compile=self.compile,
             host=host,
         )

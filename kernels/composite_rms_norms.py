@@ -110,6 +110,8 @@ def _composite() -> Fusion:
             declines=partial(_declines, host=host is None),
             signature=_bucket,
             witness=(rstd, _kernel_rstd(entry)),
+            # Few rows are summed in other orders than many.
+            grows=False,
             host=host,
         )
 
