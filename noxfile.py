@@ -28,7 +28,8 @@ HAS_NVIDIA = shutil.which("nvidia-smi") is not None
 HAS_AMD = Path("/dev/kfd").exists()
 SHARED_PACKAGES = ["--system-site-packages"] if HAS_NVIDIA or HAS_AMD else []
 
-TESTS = ["suites/framework", "suites/kernels"]
+TESTS = ["suites/framework"]
+TESTS_AND_KERNELS = [*TESTS, "suites/kernels"]
 MATRIX = ["suites/kernels", "suites/models", "suites/downstream"]
 IN_PARALLEL = ["-n", "auto", "--dist", "worksteal"]
 NO_GPU = (
@@ -127,7 +128,7 @@ def gpu(session: nox.Session) -> None:
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """Run the tests of the library, the plugin and the kernels on the host builds."""
+    """Run the tests of the library and the plugin, on the host builds; the kernels' own are the suite's."""
     _install(session, "test")
     _pytest(session, *TESTS, *IN_PARALLEL, "--fusiongate-device=host", _missing_baselines())
 
@@ -194,7 +195,7 @@ def minimums(session: nox.Session) -> None:
     torch = next(pin for pin in pins if pin.startswith("torch"))
     session.install(*torch_arguments(None, platform.system(), HAS_NVIDIA)[1:], torch)
     session.install("-e", ".", *pins, *nox.project.dependency_groups(PROJECT, "test"))
-    _pytest(session, *TESTS, *IN_PARALLEL, "--fusiongate-device=host", _missing_baselines())
+    _pytest(session, *TESTS_AND_KERNELS, *IN_PARALLEL, "--fusiongate-device=host", _missing_baselines())
 
 
 @nox.session(default=False)
@@ -203,6 +204,6 @@ def coverage(session: nox.Session) -> None:
     _install(session, "test", "coverage")
     # pytest loads the plugin before pytest-cov could look: coverage has to start first.
     options = ["--fusiongate-device=host", _missing_baselines()]
-    session.run("coverage", "run", "-m", "pytest", *TESTS, *options, *session.posargs)
+    session.run("coverage", "run", "-m", "pytest", *TESTS_AND_KERNELS, *options, *session.posargs)
     session.run("coverage", "combine")
     session.run("coverage", "report")
