@@ -12,6 +12,7 @@ pytest_plugins = (
     "fusiongate.plugin.kernels",
     "fusiongate.plugin.saboteurs",
     "fusiongate.plugin.snapshots",
+    "fusiongate.plugin.preset_times",
     "fusiongate.plugin.benchmark",
     "fusiongate.plugin.timings",
     "fusiongate.plugin.pinning",

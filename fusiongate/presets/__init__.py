@@ -14,10 +14,11 @@ from .processes import PresetProcess, run_fresh
 from .records import Difference, PresetRecord, first_difference
 from .registry import PRESETS, Preset, Run, Size, Steps, lookup, preset
 from .running import ArmRun, PresetRun, kernel_sources, missing_for, run_arm, run_preset, steps_of, usual_ops
-from .timings import PresetTimes, TimedArm, time_preset
+from .timings import HEADINGS, PresetTimes, TimedArm, time_preset
 from .traces import Parting, parting
 
 __all__ = [
+    "HEADINGS",
     "PRESETS",
     "ArmRun",
     "Difference",

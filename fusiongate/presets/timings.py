@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,16 +14,21 @@ from torch import nn
 
 from fusiongate.errors import UsageError
 from fusiongate.fusions import Fusion
+from fusiongate.timing.intervals import median_interval
 from fusiongate.timing.pairing import Schedule, Settings, pair
 from fusiongate.timing.ratios import Ratio
+from fusiongate.timing.rows import SCHEMA, TimedRow
 
 from .registry import Preset, Run, Size
 from .running import kernel_sources, missing_for, steps_of, usual_ops
 
-__all__ = ["ARMS", "PresetTimes", "TimedArm", "time_preset"]
+__all__ = ["HEADINGS", "PresetTimes", "TimedArm", "time_preset"]
 
-ARMS = ("eager", "mounted", "compiled")
-"""The arms that are measured by default; the first is the reference."""
+HEADINGS = ("| preset | arm | seconds | change |", "| --- | --- | ---: | ---: |")
+"""The head of the table that :meth:`PresetTimes.markdown` gives the rows of."""
+
+_LEVEL = 0.01
+"""What the intervals of the medians may miss."""
 
 
 @dataclass(slots=True)
@@ -88,8 +94,26 @@ class PresetTimes:
         """The median of an arm's runs, in seconds."""
         return statistics.median(self.seconds[arm])
 
+    def rows(self) -> Iterator[TimedRow]:
+        """The times as pytest-benchmark keeps them, a row for each arm."""
+        reference = next(iter(self.seconds))
+        for arm, seconds in self.seconds.items():
+            interval = median_interval(seconds, _LEVEL)
+            ends = {"value": interval.value, "low": interval.low, "high": interval.high}
+            ratio = self.ratios.get(arm)
+            info = {
+                "fusiongate": SCHEMA,
+                "median_s": {name: end if math.isfinite(end) else None for name, end in ends.items()},
+                "ratio": None if ratio is None else ratio.to_json(),
+                "reference": reference,
+                "sources": self.sources,
+                "timer": "wall",
+                "notes": [],
+            }
+            yield TimedRow(self.preset, self.size, "denoise", arm, seconds, 1, info)
+
     def markdown(self) -> Iterator[str]:
-        """The times as rows of a table: preset, arm, seconds, and the change with its interval."""
+        """The rows of a table under :data:`HEADINGS`: preset, arm, seconds, and the change with its interval."""
         for arm in self.seconds:
             change = "" if arm not in self.ratios else _change(self.ratios[arm])
             yield f"| {self.preset} ({self.size}) | {arm} | {self.median(arm):.4f} | {change} |"

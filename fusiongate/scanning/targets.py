@@ -24,9 +24,8 @@ def named_target(words: str) -> Any:
     try:
         module = _file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
     except (ImportError, OSError, SyntaxError, ValueError) as error:
-        raise UsageError(
-            f"{place}: it cannot be imported: {error}; expected a module's name or a Python file"
-        ) from error
+        expected = "expected a module's name or a Python file"
+        raise UsageError(f"{place}: it cannot be imported: {error}; {expected}") from error
     found: Any = module
     for name in filter(None, attribute.split(".")):
         if not hasattr(found, name):

@@ -137,6 +137,18 @@ def forwards(report: Report, device: torch.device, seconds: float) -> None:
         torch.cuda.empty_cache()
 
 
+def denoising(report: Report, device: torch.device, seconds: float) -> None:
+    """Time whole presets at real widths: the table that goes into a pull request."""
+    lines = list(presets.HEADINGS)
+    for preset in REAL:
+        if presets.missing_for(preset, "real", device) is None:
+            lines += presets.time_preset(preset, size="real", device=device, seconds=seconds).markdown()
+            torch.cuda.empty_cache()
+    for line in lines:
+        sys.stdout.write(line + "\n")
+    report.facts["denoising"] = lines
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Gather the evidence; 1 if something is not as it has to be."""
     parser = argparse.ArgumentParser(prog="python -m fusiongate.suites.models.evidence", description=__doc__)
@@ -145,9 +157,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=20.0, help="how long each transformer is timed")
     parser.add_argument("--device", default="cuda", help="the GPU")
     parser.add_argument("--only", choices=("tiny", "real", "times"), help="one part of it")
+    parser.add_argument("--markdown", action="store_true", help="instead, print denoising times of presets as a table")
     given = parser.parse_args(arguments)
     device = torch.device(given.device)
     report = Report()
+    if given.markdown:
+        denoising(report, device, given.seconds)
+        return 0
     report.say(fg.environment(device).summary())
     if given.only in (None, "tiny"):
         digests(report, given.snapshots, device, "tiny", ALL)

@@ -1,0 +1,136 @@
+"""What is kept of a preset: where it lies, what may be kept, and when it has gone stale."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+
+from fusiongate.errors import SnapshotError
+from fusiongate.platforms import environment
+from fusiongate.presets import Nondeterministic, PresetRecord, PresetRun, location, run_preset, settle, stale
+from fusiongate.presets.baselines import load, loads
+from fusiongate.presets.records import ArmRecord
+
+from .toy_presets import flat, noisy, steady
+
+CPU = torch.device("cpu")
+HERE = environment(CPU)
+FOUND = Nondeterministic("noisy", "tiny", 0, "second", "x", "model", "aten.rand", "a" * 64, HERE)
+
+
+@pytest.fixture(scope="module")
+def run() -> PresetRun:
+    """Both arms of a preset, once for all tests."""
+    return run_preset(steady, ops=())
+
+
+def faulty(run: PresetRun, arm: str) -> PresetRun:
+    """The run with another digest at the last step of one arm."""
+    steps: dict[str, ArmRecord] = {"fused": run.record.fused, "reference": run.record.reference}
+    output = {name: dataclasses.replace(t, md5="0" * 32) for name, t in steps[arm]["output"].items()}
+    return dataclasses.replace(run, record=dataclasses.replace(run.record, **{arm: {**steps[arm], "output": output}}))
+
+
+@pytest.mark.parametrize(
+    ("platform", "device", "torch_version", "size", "expected"),
+    [
+        ("cpu-x86_64-avx512", "AMD EPYC", "2.13.0+cpu", "tiny", "cpu-x86_64-avx512/any/torch-2.13/test_it/toy.json"),
+        (
+            "cuda-sm_90",
+            "NVIDIA H200",
+            "2.11.0+cu130",
+            "real",
+            "cuda-sm_90/nvidia-h200/torch-2.11/test_it/toy-real.json",
+        ),
+        (
+            "rocm-gfx942",
+            "AMD Instinct MI300X",
+            "2.10.1",
+            "tiny",
+            "rocm-gfx942/amd-instinct-mi300x/torch-2.10/test_it/toy.json",
+        ),
+    ],
+)
+def test_a_record_lies_by_platform_device_and_torch(
+    platform: str, device: str, torch_version: str, size: str, expected: str
+) -> None:
+    """Another vector instruction set, another card or another torch has a record of its own."""
+    where = dataclasses.replace(HERE, platform=platform, device_name=device, torch=torch_version)
+
+    assert Path("root", expected) == location(Path("root"), where, "test_it", "toy", size)
+
+
+def test_two_runs_that_agree_are_kept(run: PresetRun) -> None:
+    assert run.record == settle(steady, run, run, device=CPU)
+
+
+@pytest.mark.parametrize("second", [False, True], ids=["in the first process", "in the second process"])
+def test_arms_that_differ_are_not_kept(run: PresetRun, second: bool) -> None:
+    runs = (run, faulty(run, "fused")) if second else (faulty(run, "fused"), run)
+
+    with pytest.raises(SnapshotError, match=r"with kernels it gives something else .* first at step 'output'"):
+        settle(steady, *runs, device=CPU)
+
+
+def test_outputs_that_prove_nothing_are_not_kept() -> None:
+    empty = run_preset(flat, ops=())
+
+    with pytest.raises(SnapshotError, match=r"proves nothing and is not recorded: .*3 elements are not finite"):
+        settle(flat, empty, empty, device=CPU)
+
+
+def test_a_run_that_does_not_repeat_is_a_finding_with_its_operator() -> None:
+    one = run_preset(noisy, ops=())
+
+    found = settle(noisy, one, faulty_second_step(one), device=CPU)
+
+    assert isinstance(found, Nondeterministic)
+    assert ("second", "x", "aten.rand.generator") == (found.step, found.tensor, found.op)
+    assert str(found) == "nondeterministic: first at step 'second', tensor 'x'; by aten.rand.generator"
+
+
+def faulty_second_step(run: PresetRun) -> PresetRun:
+    """The run as another process would have made it."""
+    reference = {**run.record.reference}
+    reference["second"] = {name: dataclasses.replace(t, md5="0" * 32) for name, t in reference["second"].items()}
+    return dataclasses.replace(run, record=dataclasses.replace(run.record, reference=reference))
+
+
+def test_a_finding_survives_its_file() -> None:
+    assert FOUND == loads(FOUND.text(), "here")
+    assert "by aten.rand in model" in str(FOUND)
+    assert "no single operator was caught at it" in str(dataclasses.replace(FOUND, op=None))
+
+
+def test_a_record_is_read_from_its_file(run: PresetRun, tmp_path: Path) -> None:
+    path = tmp_path / "toy.json"
+    assert load(path) is None
+
+    path.write_text(run.record.text(), encoding="utf-8")
+    assert run.record == load(path)
+
+    path.write_text("{", encoding="utf-8")
+    with pytest.raises(SnapshotError, match=r"toy\.json: "):
+        load(path)
+
+
+def test_records_from_other_sources_are_stale(run: PresetRun, tmp_path: Path) -> None:
+    """The findings too: they were made with those kernels."""
+    records: dict[str, PresetRecord | Nondeterministic] = {
+        "cuda-sm_90/a/torch-2.11/test_it/current.json": dataclasses.replace(run.record, sources="b" * 64),
+        "cuda-sm_90/a/torch-2.11/test_it/found.json": FOUND,
+        "cuda-sm_90/a/torch-2.11/test_it/old.json": dataclasses.replace(run.record, sources="c" * 64),
+        "cpu-x/any/torch-2.13/test_it/old.json": dataclasses.replace(run.record, sources="c" * 64),
+    }
+    for name, kept in records.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(kept.text(), encoding="utf-8")
+
+    found = [(path.name, sources[0]) for path, sources in stale(tmp_path, "b" * 64, "cuda-*")]
+
+    assert [("found.json", "a"), ("old.json", "c")] == found
+    assert 3 == len(list(stale(tmp_path, "b" * 64)))
