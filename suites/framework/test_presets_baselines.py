@@ -27,11 +27,14 @@ def run() -> PresetRun:
     return run_preset(steady, ops=())
 
 
-def faulty(run: PresetRun, arm: str) -> PresetRun:
-    """The run with another digest at the last step of one arm."""
-    steps: dict[str, ArmRecord] = {"fused": run.record.fused, "reference": run.record.reference}
-    output = {name: dataclasses.replace(t, md5="0" * 32) for name, t in steps[arm]["output"].items()}
-    return dataclasses.replace(run, record=dataclasses.replace(run.record, **{arm: {**steps[arm], "output": output}}))
+def faulty(run: PresetRun, arm: str, step: str = "output") -> PresetRun:
+    """The run with another digest at a step of one arm."""
+    right = run.record.fused if arm == "fused" else run.record.reference
+    wrong = {name: dataclasses.replace(tensor, md5="0" * 32) for name, tensor in right[step].items()}
+    steps: ArmRecord = {**right, step: wrong}
+    if arm == "fused":
+        return dataclasses.replace(run, record=dataclasses.replace(run.record, fused=steps))
+    return dataclasses.replace(run, record=dataclasses.replace(run.record, reference=steps))
 
 
 @pytest.mark.parametrize(
@@ -85,18 +88,11 @@ def test_outputs_that_prove_nothing_are_not_kept() -> None:
 def test_a_run_that_does_not_repeat_is_a_finding_with_its_operator() -> None:
     one = run_preset(noisy, ops=())
 
-    found = settle(noisy, one, faulty_second_step(one), device=CPU)
+    found = settle(noisy, one, faulty(one, "reference", "second"), device=CPU)
 
     assert isinstance(found, Nondeterministic)
     assert ("second", "x", "aten.rand.generator") == (found.step, found.tensor, found.op)
     assert str(found) == "nondeterministic: first at step 'second', tensor 'x'; by aten.rand.generator"
-
-
-def faulty_second_step(run: PresetRun) -> PresetRun:
-    """The run as another process would have made it."""
-    reference = {**run.record.reference}
-    reference["second"] = {name: dataclasses.replace(t, md5="0" * 32) for name, t in reference["second"].items()}
-    return dataclasses.replace(run, record=dataclasses.replace(run.record, reference=reference))
 
 
 def test_a_finding_survives_its_file() -> None:
