@@ -52,8 +52,8 @@ class Trial:
     """An intermediate to compare too."""
     probe: Function | None
     """Fresh operands, as ``probe(*args)``, where redrawn ones would not do."""
-    grows: bool
-    """Whether a probe may have a larger batch than the live call."""
+    grows: bool | Callable[[Sequence[Any], Sequence[Any]], bool]
+    """Whether a probe may have a larger batch than the live call, or a function of the live and the probe's arguments."""
     names: Sequence[str]
     """The arguments' names."""
 
@@ -148,11 +148,14 @@ class FirstSight:
         return live_copies(args)
 
     def _taller(self, expected: Tensor, generator: torch.Generator) -> Operands | None:
-        if not self._trial.grows:
+        grows = self._trial.grows
+        if grows is False:
             return None
         factor = self._probes_missing(expected)
         operands = taller(self._args, expected, factor, generator)
         if operands is None or self._trial.declines(*operands.args) is not None:
+            return None
+        if callable(grows) and not grows(self._args, operands.args):
             return None
         try:
             result = self._trial.reference(*operands.args)

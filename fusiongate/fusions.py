@@ -61,8 +61,9 @@ class Fusion:
     witness
         A pair (reference's intermediate, kernel's intermediate), each a function of the arguments that gives a tensor.
     grows
-        Whether a probe may have a larger batch than a small live call, so that few launches prove much. False where the
-        arithmetic depends on the batch, as the order of many reductions does: then there are many small probes.
+        Whether a probe may have a larger batch than a small live call, so that few launches prove much; False, or a
+        function of the live and the probe's arguments, where the arithmetic depends on the batch, as the order of many
+        reductions does: then there are many small probes.
     compile
         What ``torch.compile`` sees: ``"expression"``, the reference itself, or ``"op"``, a custom op with a fake
         kernel (the reference needs annotated parameters then).
@@ -87,7 +88,7 @@ class Fusion:
         policy: Policy = Policy(),  # noqa: B008  # frozen
         probe: Callable[..., Sequence[Any]] | None = None,
         witness: Witness | None = None,
-        grows: bool = True,
+        grows: bool | Callable[[Sequence[Any], Sequence[Any]], bool] = True,
         compile: Literal["expression", "op"] = "expression",  # noqa: A002  # the public name
         host: Fusion | None = None,
     ) -> None:

@@ -79,7 +79,7 @@ class Verdict:
             lines = [f"{self.reason} differs: got {self.actual}, expected {self.expected}"]
         else:
             share = 100 * self.mismatched / self.total
-            kept = f"{self.contract} (reason: {self.reason})"
+            kept = f"{'equal ' if isinstance(self.contract, Exact) else ''}{self.contract} (reason: {self.reason})"
             furthest = f"at most {self.max_ulp:.4g} ULP apart"
             lines = [
                 f"{self.mismatched:,} of {self.total:,} elements ({share:.3g} %) are not {kept}, {furthest}",

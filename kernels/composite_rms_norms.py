@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from typing import Any
 
@@ -73,6 +73,11 @@ def _grid_of(x: Tensor) -> tuple[int, int]:
     return lane_grid(x.shape[0] * x.shape[1], x.shape[2])
 
 
+def _summed_alike(live: Sequence[Any], probe: Sequence[Any]) -> bool:
+    """Whether a probe's rows are summed in the live order: few rows have other grids than many."""
+    return _grid_of(live[0]) == _grid_of(probe[0])
+
+
 def _bucket(x: Tensor, scale: Tensor, shift: Tensor, eps: float, weight: Tensor | None = None) -> Hashable:
     """The rows' bucket, and the grid: both the reference's order and the kernel's launch follow from it."""
     return (row_bucket(x, scale, shift), _grid_of(x))
@@ -110,8 +115,7 @@ def _composite() -> Fusion:
             declines=partial(_declines, host=host is None),
             signature=_bucket,
             witness=(rstd, _kernel_rstd(entry)),
-            # Few rows are summed in other orders than many.
-            grows=False,
+            grows=_summed_alike,
             host=host,
         )
 

@@ -216,6 +216,8 @@ class PreparedCell:
         counted = not (mode.forced is not None and not mode.forced.counted)
         due: Counter[tuple[str, str]] = Counter({(step.path, step.reason): reached} if counted and reached else {})
         if taken != due:
+            if step.reason == "first-sight" and set(taken) == {("reference", "out-of-memory")}:
+                raise NotRun("too little free memory on the device to compare a kernel at this size")
             raise self._failure(
                 number,
                 f"{calls_in_words(taken)}, {launches_in_words(launches)}",

@@ -53,6 +53,8 @@ class Lifecycle:
     signature."""
     launch_raises: bool = False
     """Whether no launch is ever completed."""
+    before_declines: bool = False
+    """Whether the gate decides before it asks ``declines``, so that arguments which may not be launched take it too."""
     foreign: bool = True
     """Whether a gate that publishes neither path nor reason can go through it."""
 
@@ -62,7 +64,7 @@ def _tensors(arguments: Arguments) -> list[torch.Tensor]:
 
 
 def almost_right(launcher: Launcher, _arguments: Arguments) -> Launcher:
-    """A kernel with the last bit wrong in one channel of 61, unless every operand but the first is zero."""
+    """A kernel a few ULPs off in one channel of 61, unless every operand but the first is zero."""
 
     def launch(*args: Any) -> torch.Tensor:
         degenerate = not any(bool(tensor.any()) for tensor in _tensors(args)[1:])
@@ -86,7 +88,8 @@ def _wrong_here(launcher: Launcher, arguments: Arguments) -> Launcher:
 def _spoiled(result: torch.Tensor) -> torch.Tensor:
     spoiled = result.clone()
     bits = integer_view(spoiled)
-    bits[..., ::61] ^= 1
+    # Not the last bit: a contract in ULPs would let that pass.
+    bits[..., ::61] ^= 1 << 4
     return spoiled
 
 
@@ -173,12 +176,20 @@ LIFECYCLES: dict[str, Lifecycle] = {
             stand_in=_raising(lambda: torch.OutOfMemoryError("out of memory, as this stand-in has to be")),
             foreign=False,
         ),
-        Lifecycle("disabled", (_REFERENCE, "disabled"), (_REFERENCE, "disabled"), around=_disabled, foreign=False),
+        Lifecycle(
+            "disabled",
+            (_REFERENCE, "disabled"),
+            (_REFERENCE, "disabled"),
+            around=_disabled,
+            before_declines=True,
+            foreign=False,
+        ),
         Lifecycle(
             "declines-raised",
             (_REFERENCE, "declines-raised"),
             (_REFERENCE, "declines-raised"),
             ready=_predicate_raises,
+            before_declines=True,
             foreign=False,
         ),
         Lifecycle("capacity", (_REFERENCE, "capacity"), (_REFERENCE, "capacity"), ready=_full, foreign=False),

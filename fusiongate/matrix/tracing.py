@@ -51,14 +51,19 @@ def by_make_fx(function: Function, _device: torch.device) -> Function:
 
 
 def by_jit(function: Function, _device: torch.device) -> Function:
-    """Traced by ``torch.jit.trace`` on the first call."""
+    """Traced by ``torch.jit.trace`` on the first call, and run unoptimized: TorchScript's fuser contracts on its own."""
 
     def trace(of_tensors: Function, tensors: list[torch.Tensor]) -> Function:
         with warnings.catch_warnings():
             # It is deprecated, and models that are served by it are still traced.
             warnings.simplefilter("ignore")
             traced: Function = torch.jit.trace(of_tensors, tuple(tensors), check_trace=False)
-        return traced
+
+        def run(*arguments: Any) -> Any:
+            with torch.jit.optimized_execution(False):
+                return traced(*arguments)
+
+        return run
 
     return _traced_once(function, trace)
 

@@ -92,6 +92,11 @@ class AdmittedCalls {
   void forget() {
     const std::lock_guard<std::mutex> lock(growing_);
     for (auto& bucket : buckets_) bucket.store(nullptr, std::memory_order_release);
+    // What was taken out is still owned, so a gate that is refused again and again stops growing at some point.
+    if (withdrawn_ < most) {
+      withdrawn_ += count_;
+      count_ = 0;
+    }
   }
 
  private:
@@ -107,6 +112,7 @@ class AdmittedCalls {
   std::unique_ptr<Node> nodes_;
   std::mutex growing_;
   int count_ = 0;
+  int withdrawn_ = 0;
 };
 
 inline AdmittedCalls& admitted_calls(int64_t handle) { return *reinterpret_cast<AdmittedCalls*>(handle); }

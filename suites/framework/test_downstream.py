@@ -96,7 +96,7 @@ def test_a_missing_rounding_is_named(project: Project, recipe: str) -> None:
 def test_an_unrelated_fault_is_not_blamed_on_a_rounding(project: Project, recipe: str) -> None:
     result = project.run(HOST, f"{install(project, recipe, UNRELATED[recipe])}[base]")
     result.assert_outcomes(failed=1)
-    assert "are not bit for bit" in result.stdout.str()
+    assert "are not equal bit for bit" in result.stdout.str()
     assert "is not rounded" not in result.stdout.str()
 
 

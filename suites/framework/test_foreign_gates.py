@@ -60,12 +60,12 @@ RIGHT = Fusion(
 # Each cell, and what the matrix says happened in it.
 ONCE_FOR_ALL = {
     # A first call that proves nothing: adaLN-zero, or a dummy warm-up.
-    "zeros-first-refused": "594 of 33,792 elements (1.76 %) are not bit for bit",
+    "zeros-first-refused": "594 of 33,792 elements (1.76 %) are not equal bit for bit",
     # torch.equal calls NaN unequal to itself, and the gate never looks again.
     "nan-first": "happened: no launch",
     "nan-inf": "happened: no launch",
     # Verified on one shape, trusted on all.
-    "verified-elsewhere": "594 of 33,792 elements (1.76 %) are not bit for bit",
+    "verified-elsewhere": "594 of 33,792 elements (1.76 %) are not equal bit for bit",
     # The fall-back ladder looks at one operand's dtype: a promoted result differs, and the kernel is off for good.
     "mixed": "happened: no launch",
     # ... and where the values agree, torch.equal does not see the dtype.
@@ -86,7 +86,7 @@ ONCE_FOR_ALL = {
 }
 
 PER_SIGNATURE = {
-    "zeros-first-refused": "594 of 33,792 elements (1.76 %) are not bit for bit",
+    "zeros-first-refused": "594 of 33,792 elements (1.76 %) are not equal bit for bit",
     # The verdict is keyed by one operand.
     "mixed": "happened: no launch",
     "mixed-zeros-first": "dtype differs: got bfloat16, expected float32",

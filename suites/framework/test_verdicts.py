@@ -383,7 +383,7 @@ def test_the_whole_story_of_a_mismatch() -> None:
     verdict = compare(actual, expected)
 
     assert str(verdict) == (
-        "1 of 6 elements (16.7 %) are not bit for bit (reason: bits), at most 1 ULP apart\n"
+        "1 of 6 elements (16.7 %) are not equal bit for bit (reason: bits), at most 1 ULP apart\n"
         "first at (1, 1): got 1.9921875 (0x3fff), expected 1.984375 (0x3ffe)\n"
         "elements by ULPs: 1: 1"
     )
