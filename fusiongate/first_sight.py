@@ -53,7 +53,7 @@ class Trial:
     probe: Function | None
     """Fresh operands, as ``probe(*args)``, where redrawn ones would not do."""
     grows: bool | Callable[[Sequence[Any], Sequence[Any]], bool]
-    """Whether a probe may have a larger batch than the live call, or a function of the live and the probe's arguments."""
+    """Whether a probe may have a larger batch than the live call, or a function of the live and the probe's ones."""
     names: Sequence[str]
     """The arguments' names."""
 

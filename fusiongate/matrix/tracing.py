@@ -51,7 +51,7 @@ def by_make_fx(function: Function, _device: torch.device) -> Function:
 
 
 def by_jit(function: Function, _device: torch.device) -> Function:
-    """Traced by ``torch.jit.trace`` on the first call, and run unoptimized: TorchScript's fuser contracts on its own."""
+    """Traced by ``torch.jit.trace`` on the first call, and run unoptimized: TorchScript's fuser contracts."""
 
     def trace(of_tensors: Function, tensors: list[torch.Tensor]) -> Function:
         with warnings.catch_warnings():
@@ -60,7 +60,7 @@ def by_jit(function: Function, _device: torch.device) -> Function:
             traced: Function = torch.jit.trace(of_tensors, tuple(tensors), check_trace=False)
 
         def run(*arguments: Any) -> Any:
-            with torch.jit.optimized_execution(False):
+            with torch.jit.optimized_execution(False):  # type: ignore[attr-defined]
                 return traced(*arguments)
 
         return run

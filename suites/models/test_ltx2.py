@@ -1,4 +1,4 @@
-"""The LTX-2 mounts on every layout that a model may hand them, around both norms: eager's bits, the kernel that is due."""
+"""The LTX-2 mounts on every layout that a model may hand them, around both norms: eager's bits, the due kernel."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_a_norm_takes_the_kernel_that_sums_in_its_order(norm: ltx2.Norm, fusion_
         pytest.skip("not run: needs a GPU")
     args = made(strided_unbind, fusion_device)
     ltx2.ltx2_rms_norm_modulate(nn.Module(), norm, *args, EPS)
-    due = {row_kernel_norm: "rms_norm_modulate", composite_norm: "composite_rms_norm_modulate"}[norm]
+    due = "rms_norm_modulate" if norm is row_kernel_norm else "composite_rms_norm_modulate"
     launched = {}
     for fusion in ltx2._exact_for(norm):
         before = fusion.counters["fused", "verified"]
