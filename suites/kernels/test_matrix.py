@@ -22,7 +22,7 @@ NORM_SIZES = [
     {"B": 2, "S": 517, "D": 4096},
     {"B": 1, "S": 126, "D": 2048},
     # Odd tails, in both directions, and rows of every length of grid.
-    {"B": 2, "S": 1, "D": 512},
+    {"B": 2, "S": 1, "D": 4096},
     {"B": 2, "S": 127, "D": 132},
     {"B": 3, "S": 129, "D": 516},
     {"B": 1, "S": 33, "D": 2240},
