@@ -12,7 +12,7 @@ RECIPES = Path(__file__).parents[1] / "downstream"
 HOST = "--fusiongate-device=host"
 
 RIGHT = {
-    "adaln": "x.mul(scale.add(1)).add(shift)",
+    "adaln": "x.mul(1 + scale).add(shift)",
     "residual_gate": "residual.add(update.mul(gate))",
     "silu_mul": "F.silu(x).mul(y)",
 }
@@ -20,7 +20,7 @@ RIGHT = {
 
 ROUNDINGS = {
     "adaln": (
-        "(x.float() * scale.add(1).float() + shift.float()).to(x.dtype)",
+        "(x.float() * (1 + scale).float() + shift.float()).to(x.dtype)",
         "`x * (1 + scale)` is not rounded to bfloat16",
     ),
     "residual_gate": (
@@ -35,7 +35,7 @@ ROUNDINGS = {
 """The same kernel without one of its roundings, and what the hint has to say about it."""
 
 UNRELATED = {
-    "adaln": "x.mul(scale.add(1)).sub(shift)",
+    "adaln": "x.mul(1 + scale).sub(shift)",
     "residual_gate": "residual.add(update.mul(gate.roll(1, 0)))",
     "silu_mul": "F.silu(x).mul(y.roll(1, 1))",
 }
