@@ -1,0 +1,49 @@
+"""What was recorded on a GPU belongs to the kernels of this tree: evidence from other sources proves nothing about them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fusiongate.build import source_hash
+from fusiongate.kernels import SOURCES
+
+SNAPSHOTS = Path(__file__).parents[2] / "snapshots"
+PATHS = sorted(SNAPSHOTS.glob("*/paths/*.json"))
+CERTIFICATES = sorted(SNAPSHOTS.glob("*/certificates/*.json"))
+LEDGERS = sorted(SNAPSHOTS.glob("*/*/*/ledger.jsonl"))
+
+pytestmark = pytest.mark.skipif(
+    not SNAPSHOTS.is_dir(), reason="not run: the snapshots are in the repository, not in the wheel"
+)
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(SNAPSHOTS))
+
+
+def test_there_is_evidence_from_a_gpu() -> None:
+    for found in (PATHS, CERTIFICATES, LEDGERS):
+        assert any(name_of(path).startswith("cuda-") for path in found)
+
+
+@pytest.mark.parametrize("path", PATHS, ids=name_of)
+def test_a_path_table_is_from_these_sources(path: Path) -> None:
+    recorded = json.loads(path.read_text())["sources"]
+    assert source_hash(SOURCES) == recorded, f"{name_of(path)} is stale: run pytest --fusiongate-update-paths there"
+
+
+@pytest.mark.parametrize("path", CERTIFICATES, ids=name_of)
+def test_a_certificate_is_from_these_sources(path: Path) -> None:
+    certificate = json.loads(path.read_text())
+    mine = {source_hash([source]) for source in SOURCES}
+    assert certificate["sources"] in mine, f"{name_of(path)} is stale: run fusiongate certify {certificate['kernel']}"
+
+
+@pytest.mark.parametrize("path", LEDGERS, ids=name_of)
+def test_a_ledger_is_from_these_sources(path: Path) -> None:
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    recorded = {row["payload"]["sources"] for row in rows if row["kind"] == "cell" and "sources" in row["payload"]}
+    assert {source_hash(SOURCES)} == recorded, f"{name_of(path)} is stale: run nox -s gpu there, and keep its ledger"
