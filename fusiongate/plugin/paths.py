@@ -43,11 +43,10 @@ def observe(config: pytest.Config, selected: Selected, matrix: Matrix, result: C
         return {}
     subject, cell = result.cell.subject, result.cell.id
     file = PathTable.location(asked.snapshots, platform_of(selected.torch_device), subject)
+    name = file.relative_to(config.rootpath) if file.is_relative_to(config.rootpath) else file
     if asked.update_paths:
         table = PathTable.of(subject, _sources(matrix), [result])
-        return {"table": {"file": str(file), "sources": table.sources, "row": list(table.paths[cell])}}
-
-    name = file.relative_to(config.rootpath) if file.is_relative_to(config.rootpath) else file
+        return {"table": {"file": str(name), "sources": table.sources, "row": list(table.paths[cell])}}
     kept = _table(config, file)
     if kept is None or cell not in kept.paths:
         missing = f"no table {name}" if kept is None else f"no row in {name}"
@@ -88,13 +87,15 @@ def _table(config: pytest.Config, file: Path) -> PathTable | None:
     return tables[file]
 
 
-def record_tables(cells: Iterable[Mapping[str, Any]]) -> dict[Path, int]:
+def record_tables(cells: Iterable[Mapping[str, Any]], root: Path) -> dict[Path, int]:
     """Put the rows that cells brought into their tables, each file written whole; rows of other cells stay.
 
     Parameters
     ----------
     cells
         The payloads of the run's cell rows.
+    root
+        The folder that relative names of files start from: pytest's root.
 
     Returns
     -------
@@ -111,8 +112,9 @@ def record_tables(cells: Iterable[Mapping[str, Any]]) -> dict[Path, int]:
     for cell in cells:
         if table := cell.get("table"):
             path, reason = table["row"]
-            rows[Path(table["file"])][cell["id"]] = path, reason
-            heads[Path(table["file"])] = cell["subject"], table["sources"]
+            file = root / table["file"]
+            rows[file][cell["id"]] = path, reason
+            heads[file] = cell["subject"], table["sources"]
     if not rows:
         return {}
 

@@ -94,7 +94,7 @@ class Recorder:
         if finished and not session.shouldfail and not session.shouldstop:
             self.complaints += judgement.unreported(self._collected, self._reported)
             try:
-                self.tables = record_tables(self.cells)
+                self.tables = record_tables(self.cells, self.config.rootpath)
             except SnapshotError as error:
                 self.complaints.append(str(error))
         self.complaints += judgement.unlaunched(self.cells, require_fused=options(self.config).require_fused)

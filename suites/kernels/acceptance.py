@@ -111,7 +111,7 @@ def device_kernels(call: Callable[[], Any]) -> list[str]:
     """The kernels that a call ran on the device, by the profiler."""
     call()
     torch.cuda.synchronize()
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA], acc_events=True) as profile:
         call()
         torch.cuda.synchronize()
     return [event.name for event in profile.events() if event.device_type.name == "CUDA"]
