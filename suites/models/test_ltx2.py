@@ -8,6 +8,7 @@ from unittest import mock
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import fusiongate as fg
 from fusiongate.models import ltx2
@@ -171,3 +172,44 @@ def test_a_compiled_block_is_one_graph(quality: str, ops: int, fusion_device: to
     if quality == "lossless":
         normalized = row_kernel_norm(args[0], EPS) * (1 + args[1]) + args[2]
         assert fg.compare(result, normalized * (1 + args[1]) + args[2])
+
+
+def by_make_fx(block: Block, args: Operands) -> Tensor:
+    graph = make_fx(block)(*(tensor + 1 for tensor in args))
+    result: Tensor = graph(*args)
+    return result
+
+
+def by_vmap(block: Block, args: Operands) -> Tensor:
+    mapped: Tensor = torch.func.vmap(block)(*(tensor.unsqueeze(0) for tensor in args))
+    return mapped.squeeze(0)
+
+
+@pytest.mark.parametrize("transform", [by_make_fx, by_vmap])
+def test_a_traced_block_gives_eagers_result(
+    transform: Callable[[Block, Operands], Tensor], fusion_device: torch.device
+) -> None:
+    args = made(strided_unbind, fusion_device)
+    with torch.no_grad():
+        result = transform(Block(), args)
+    normalized = row_kernel_norm(args[0], EPS) * (1 + args[1]) + args[2]
+    assert fg.compare(result, normalized * (1 + args[1]) + args[2])
+
+
+def test_a_verdict_makes_nothing_compile_again(fusion_device: torch.device) -> None:
+    """Cold, warm, and refused: one graph."""
+    graphs: list[torch.fx.GraphModule] = []
+
+    def record(graph: torch.fx.GraphModule, _example: list[Tensor]) -> Callable[..., object]:
+        graphs.append(graph)
+        return graph.forward
+
+    block, args = Block(), made(strided_unbind, fusion_device)
+    torch._dynamo.reset()
+    compiled = torch.compile(block, fullgraph=True, backend=record)
+    with torch.no_grad():
+        compiled(*args)
+        block(*args)
+        block(*args)
+        compiled(*args)
+    assert len(graphs) == 1
