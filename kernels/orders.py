@@ -83,7 +83,7 @@ def _row_kernel_rstd(rows: Tensor, eps: float) -> Tensor:
             sums = fused_multiply_add(element, element, sums)
     warps = _folded(sums.reshape(-1, _WARPS, _WARP))
     total = (warps[:, 0] + warps[:, 2]) + (warps[:, 1] + warps[:, 3])
-    return _reciprocal_square_root(total / torch.tensor(rows.shape[-1], dtype=torch.float32) + eps)
+    return _reciprocal_square_root(total / total.new_full((), rows.shape[-1]) + eps)
 
 
 def _last_power_of_two(number: int) -> int:
@@ -133,4 +133,4 @@ def composite_rstd(x: Tensor, eps: float) -> Tensor:
     first, second, third, fourth = accumulators.unbind(-1)
     lanes = ((first + second) + third) + fourth
     total = _folded(_folded(lanes.reshape(-1, height, width)))
-    return _reciprocal_square_root(total * torch.tensor(1.0 / columns, dtype=torch.float32) + eps)
+    return _reciprocal_square_root(total * total.new_full((), 1.0 / columns) + eps)
