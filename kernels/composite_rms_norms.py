@@ -13,7 +13,7 @@ from fusiongate.fusions import Fusion
 
 from .launching import Entry, Launcher
 from .orders import composite_rstd, lane_grid
-from .predicates import declined_modulation, declined_weight, row_bucket
+from .predicates import declined_norm, declined_weight, row_bucket
 from .sources import source
 
 __all__ = ["composite_rms_norm_modulate", "composite_rms_norm_modulate_reference"]
@@ -55,13 +55,9 @@ def _emulated(x: Tensor, scale: Tensor, shift: Tensor, eps: float, weight: Tenso
 
 
 def _declines(x: Any, scale: Any, shift: Any, eps: Any, weight: Any = None, *, host: bool) -> str | None:
-    reason = declined_modulation(x, scale, shift, host=host)
+    reason = declined_norm(x, scale, shift, eps, host=host)
     if reason is not None:
         return reason
-    if isinstance(eps, bool) or not isinstance(eps, int | float):
-        return "eps"
-    if torch.is_autocast_enabled(x.device.type):
-        return "autocast"
     if x.shape[2] % 4 or x.shape[2] < _SHORTEST_ROW:
         return "reduction-order"
     if x.shape[2] > _LONGEST_ROW:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["FLOATS", "declined_device", "declined_modulation", "declined_weight", "row_bucket"]
+__all__ = ["FLOATS", "declined_device", "declined_modulation", "declined_norm", "declined_weight", "row_bucket"]
 
 FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 
@@ -86,6 +86,20 @@ def declined_modulation(x: Any, scale: Any, shift: Any, *, host: bool, fp32_rows
     if x.shape[0] * x.shape[1] >= _MOST_BLOCKS or x.numel() >= _MOST_ELEMENTS:
         return "too-large"
     return None
+
+
+def declined_norm(x: Any, scale: Any, shift: Any, eps: Any, *, host: bool) -> str | None:
+    """Why the operands of a norm with a modulation are declined, as far as all norms agree; parameters as above.
+
+    ``eps`` is added to the mean square. None means another number in another release, so only a number says what the
+    reference computes.
+    """
+    reason = declined_modulation(x, scale, shift, host=host)
+    if reason is not None:
+        return reason
+    if isinstance(eps, bool) or not isinstance(eps, int | float):
+        return "eps"
+    return "autocast" if torch.is_autocast_enabled(x.device.type) else None
 
 
 def declined_weight(weight: Any, x: Tensor) -> str | None:

@@ -14,7 +14,7 @@ from fusiongate.fusions import Fusion
 
 from .launching import Entry, Launcher
 from .orders import row_kernel_rstd
-from .predicates import declined_modulation, declined_weight, row_bucket
+from .predicates import declined_norm, declined_weight, row_bucket
 from .sources import source
 
 __all__ = [
@@ -63,14 +63,9 @@ def _emulated(x: Tensor, scale: Tensor, shift: Tensor, eps: float, weight: Tenso
 def _declines(
     x: Any, scale: Any, shift: Any, eps: Any, weight: Any = None, *, host: bool, any_order: bool = False
 ) -> str | None:
-    reason = declined_modulation(x, scale, shift, host=host)
+    reason = declined_norm(x, scale, shift, eps, host=host)
     if reason is not None:
         return reason
-    if isinstance(eps, bool) or not isinstance(eps, int | float):
-        # eps=None means another number in another release, so only a number says what the reference computes.
-        return "eps"
-    if torch.is_autocast_enabled(x.device.type):
-        return "autocast"
     if any_order and x.dtype == torch.float32:
         # The contract is for what 16 bits keep of a sum; fp32 shows its order.
         return "dtype"
