@@ -19,15 +19,22 @@ from fusiongate.sabotage.saboteurs import (
     generic,
     tensors,
 )
+from fusiongate.sabotage.values import later
 
 __all__ = ["CONDUCT"]
 
+_SOON = 5
+"""The second launch after a first sight of three."""
 _SLEEP_CYCLES = 20_000_000
 """On a GPU's clock, some 10 ms: longer than everything that a comparison does before it reads the result."""
 
 
 def _draw_a_number(_args: tuple[Any, ...], _result: Tensor) -> None:
     torch.rand(1)
+
+
+def _draw_a_number_on_the_device(args: tuple[Any, ...], _result: Tensor) -> None:
+    torch.rand(1, device=tensors(args)[0].device)
 
 
 def _raising(_fusion: Fusion) -> Launcher:
@@ -47,6 +54,13 @@ def _declining(fusion: Fusion) -> Fusion:
         return fusion.declines(*args)
 
     spoilt.declines = declines
+    return spoilt
+
+
+def _declining_by_flag(fusion: Fusion) -> Fusion:
+    """Answers as a predicate of the opposite sense would: whether there is a reason, and not which."""
+    spoilt = corrupted(fusion, fusion.fused)
+    spoilt.declines = lambda *args: fusion.declines(*args) is not None  # type: ignore[assignment]  # that is the fault
     return spoilt
 
 
@@ -70,7 +84,7 @@ def _on_another_stream(fusion: Fusion) -> Launcher:
 
 def _leave_another_device(args: tuple[Any, ...], _result: Tensor) -> None:
     device = tensors(args)[0].device
-    torch.cuda.set_device((device.index + 1) % torch.cuda.device_count())
+    torch.cuda.set_device(((device.index or 0) + 1) % torch.cuda.device_count())
 
 
 def _leave_another_stream(args: tuple[Any, ...], _result: Tensor) -> None:
@@ -99,10 +113,23 @@ CONDUCT: tuple[Saboteur, ...] = (
         declared("random state", *SEEN),
     ),
     generic(
+        "device-random-state-moved",
+        "the launcher draws a random number on the device",
+        afterwards(_draw_a_number_on_the_device),
+        declared("random state of cuda", *SEEN),
+        gpus=1,
+    ),
+    generic(
         "raises-at-launch",
         "the launch fails",
         _raising,
         declared("too many resources", Detector.FIRST_SIGHT, matrix="no launch", timing="launches"),
+    ),
+    generic(
+        "raises-later",
+        f"the launch fails from launch {_SOON} on",
+        later(_SOON, _raising),
+        declared("too many resources", Detector.RECHECK, matrix="reference (refused)", timing="launches"),
     ),
     Saboteur(
         "declines-too-much",
@@ -111,6 +138,14 @@ CONDUCT: tuple[Saboteur, ...] = (
         _declining,
         declared("must fuse, but declined", Detector.MATRIX, timing="launches"),
         cell="strided-unbind-4d",
+    ),
+    Saboteur(
+        "declines-by-flag",
+        "generic",
+        "the predicate answers True or False, in place of a reason or None",
+        _declining_by_flag,
+        declared("declines returned False", Detector.MATRIX),
+        cell="zeros",
     ),
     generic(
         "ten-times-over",

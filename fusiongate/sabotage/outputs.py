@@ -28,6 +28,7 @@ from fusiongate.sabotage.values import later
 __all__ = ["OUTPUTS"]
 
 _SOON = 5
+_LATE = 50
 
 _SAME_WIDTH = {torch.bfloat16: torch.float16, torch.float16: torch.bfloat16, torch.float32: torch.int32}
 
@@ -121,6 +122,12 @@ OUTPUTS: tuple[Saboteur, ...] = (
         declared("dtype differs", *SEEN),
     ),
     generic(
+        "dtype-mislabelled-later",
+        f"the result has the right bits under another dtype of the same width, from launch {_LATE} on",
+        later(_LATE, _on_result(lambda result: result.view(_SAME_WIDTH[result.dtype]))),
+        declared("a recheck found", Detector.RECHECK, timing="dtype differs"),
+    ),
+    generic(
         "another-shape",
         "the result has a dimension more",
         _on_result(lambda result: result.unsqueeze(0)),
@@ -131,6 +138,12 @@ OUTPUTS: tuple[Saboteur, ...] = (
         "the result lies in memory with its last two dimensions exchanged",
         _on_result(lambda result: result.mT.contiguous().mT),
         declared("strides", *SEEN),
+    ),
+    generic(
+        "another-layout",
+        "the result is sparse",
+        _on_result(lambda result: result.to_sparse()),
+        declared("layout differs", *SEEN),
     ),
     generic(
         "another-device",

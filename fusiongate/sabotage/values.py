@@ -144,6 +144,15 @@ def _unwritten(written: float) -> Spoil:
     return spoil
 
 
+def _unwritten_in_a_larger_buffer(fusion: Fusion) -> Launcher:
+    def launch(*args: Any) -> Tensor:
+        result: Tensor = fusion.fused(*args)
+        buffer = torch.empty(2 * result.numel(), dtype=result.dtype, device=result.device)
+        return buffer[: result.numel()].view(result.shape)
+
+    return launch
+
+
 def _spreading_nan(fusion: Fusion) -> Launcher:
     def launch(*args: Any) -> Tensor:
         result: Tensor = fusion.fused(*args)
@@ -253,6 +262,12 @@ VALUES: tuple[Saboteur, ...] = (
         "the last eighth of the output is never written",
         _unwritten(0.875),
         declared("unwritten", *SEEN),
+    ),
+    generic(
+        "larger-buffer-unwritten",
+        "the output is the first half of a buffer that is never written",
+        _unwritten_in_a_larger_buffer,
+        declared("NaN", *SEEN),
     ),
     generic(
         "last-bit-off",

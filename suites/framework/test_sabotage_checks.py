@@ -1,163 +1,57 @@
-"""Each check of first sight, of the gate and of the matrix is needed: without it a saboteur goes unseen."""
+"""Each check of first sight and of the gate is needed: without it a saboteur goes unseen."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from fusiongate import first_sight, guarded, probes, surroundings, verdicts
-from fusiongate.bits import integer_view
+from fusiongate import first_sight, guarded, judging, probes, signatures, surroundings
+from fusiongate.contracts import Ulp
+from fusiongate.errors import PoisonedDevice
 from fusiongate.fusions import Fusion
-from fusiongate.gates import Every, Policy
-from fusiongate.matrix import CellFailure, Matrix, Selected, check
-from fusiongate.probes import Operands
-from fusiongate.sabotage import saboteur
+from fusiongate.gates import Every, Policy, State
+from fusiongate.sabotage import Detector, saboteur
+from fusiongate.surroundings import Surroundings
 from fusiongate.verdicts import Verdict
 
-Patch = Callable[[pytest.MonkeyPatch], None]
+from .removals import (
+    LARGE,
+    SMALL,
+    Needed,
+    aligned_probes,
+    compared_as_equal,
+    degenerate,
+    larger_memory_as_an_allocator_hands_it_out,
+    memory_as_an_allocator_hands_it_out,
+    no_live_trial,
+    no_metadata,
+    no_probe,
+    normal,
+    nothing,
+    nothing_about,
+    nothing_found,
+    nothing_outside_of_the_contract,
+    reordered,
+    right,
+    tiny_row,
+)
 
 
-def modulate(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
-    return x * (1 + scale) + shift
+def off_a_cache_line(*shape: int) -> tuple[Tensor, ...]:
+    """Operands eight bytes after one."""
 
+    def moved(tensor: Tensor) -> Tensor:
+        memory = torch.empty(tensor.numel() + 4, dtype=tensor.dtype)
+        return memory[4:].view(tensor.shape).copy_(tensor)
 
-def rstd(x: Tensor) -> Tensor:
-    return torch.rsqrt(x.float().pow(2).mean(-1) + 1e-6)
-
-
-def rstd_of_the_reversed_row(x: Tensor) -> Tensor:
-    return rstd(x.flip(-1))
-
-
-def normalized_by(statistic: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    return lambda x: (x.float() * statistic(x).unsqueeze(-1)).to(x.dtype)
-
-
-def right() -> Fusion:
-    return Fusion("modulate", reference=modulate, fused=modulate)
-
-
-def reordered() -> Fusion:
-    """A norm that adds up its row from the other end; almost all rounded outputs agree."""
-    return Fusion(
-        "norm",
-        reference=normalized_by(rstd),
-        fused=normalized_by(rstd_of_the_reversed_row),
-        witness=(rstd, rstd_of_the_reversed_row),
-    )
-
-
-def normal(*shape: int) -> tuple[Tensor, Tensor, Tensor]:
-    batch, _, columns = shape
-    generator = torch.Generator().manual_seed(0)
-    shapes = (shape, (batch, 1, columns), (batch, 1, columns))
-    return tuple(torch.randn(each, generator=generator).bfloat16() for each in shapes)  # type: ignore[return-value]
-
-
-def degenerate(*shape: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Rows of zero, as adaLN-zero starts: x comes out as it went in, whatever is rounded."""
-    x, scale, shift = normal(*shape)
-    return x, torch.zeros_like(scale), torch.zeros_like(shift)
-
-
-def tiny_row() -> tuple[Tensor]:
-    """A norm's single row."""
-    return (torch.randn(1, 64, generator=torch.Generator().manual_seed(3)).bfloat16(),)
-
-
-# What is taken out ----------------------------------------------------------------------------------------------------
-
-
-def no_probe(*, special: bool) -> Patch:
-    """The live operands in the place of one of the two probes."""
-
-    def patch(monkeypatch: pytest.MonkeyPatch) -> None:
-        redrawn = probes.redrawn
-
-        def live(args: Any, generator: torch.Generator, *, special: bool) -> Operands:
-            return probes.live_copies(args) if special is taken else redrawn(args, generator, special=special)
-
-        taken = special
-        monkeypatch.setattr(first_sight, "redrawn", live)
-
-    return patch
-
-
-def no_live_trial(monkeypatch: pytest.MonkeyPatch) -> None:
-    copies: list[Operands] = []
-    live_copies, attempt = probes.live_copies, first_sight.FirstSight._try
-
-    def noted(args: Any) -> Operands:
-        copies.append(live_copies(args))
-        return copies[-1]
-
-    def unless_live(self: Any, operands: Operands, *rest: Any) -> Iterator[Verdict]:
-        return iter(()) if operands in copies else attempt(self, operands, *rest)
-
-    monkeypatch.setattr(first_sight, "live_copies", noted)
-    monkeypatch.setattr(first_sight.FirstSight, "_try", unless_live)
-
-
-def memory_as_an_allocator_hands_it_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The block that the reference's result has just left, instead of poison."""
-    monkeypatch.setattr(guarded, "_wrong_everywhere", lambda expected: integer_view(expected).clone())
-
-
-def nothing(owner: Any, name: str, result: Any = None) -> Patch:
-    """A check that finds nothing."""
-
-    def found(*args: Any, **named: Any) -> Any:
-        return result
-
-    return lambda monkeypatch: monkeypatch.setattr(owner, name, found)
-
-
-def constant(name: str, value: int) -> Patch:
-    return lambda monkeypatch: monkeypatch.setattr(first_sight, name, value)
-
-
-def no_metadata(kind: str) -> Patch:
-    """The comparison without one kind of metadata."""
-
-    def patch(monkeypatch: pytest.MonkeyPatch) -> None:
-        metadata = verdicts._metadata
-
-        def others(actual: object, expected: Tensor) -> tuple[str, str, str] | None:
-            found = metadata(actual, expected)
-            return None if found is not None and found[0] == kind else found
-
-        monkeypatch.setattr(verdicts, "_metadata", others)
-
-    return patch
-
-
-def compared_as_equal(monkeypatch: pytest.MonkeyPatch) -> None:
-    def equal(actual: Any, expected: Tensor, *args: Any, **named: Any) -> Verdict:
-        return Verdict(True, "equal", verdicts.Exact(), expected.numel())
-
-    monkeypatch.setattr(first_sight, "compare", equal)
+    return tuple(map(moved, normal(*shape)))
 
 
 # First sight ----------------------------------------------------------------------------------------------------------
 
-
-@dataclass(frozen=True)
-class Needed:
-    """A check, how to take it out, and who is then missed on which operands."""
-
-    check: str
-    patch: Patch
-    saboteur: str
-    args: Callable[[], tuple[Any, ...]]
-
-
-# Enough elements in two probes that nothing is added to them.
-LARGE, SMALL = (1, 128, 512), (1, 1, 8)
 
 FIRST_SIGHT = [
     Needed("normal probe", no_probe(special=False), "wrong-on-clean-data", lambda: degenerate(*LARGE)),
@@ -172,30 +66,40 @@ FIRST_SIGHT = [
         "live operands", no_live_trial, "wrong-on-large-numbers", lambda: (normal(*LARGE)[0] * 64, *normal(*LARGE)[1:])
     ),
     Needed("poison", memory_as_an_allocator_hands_it_out, "nothing-written", lambda: normal(*LARGE)),
+    Needed(
+        "poison of larger memory",
+        larger_memory_as_an_allocator_hands_it_out,
+        "larger-buffer-unwritten",
+        lambda: normal(*LARGE),
+    ),
+    Needed("alignment of the probes", aligned_probes, "wrong-at-one-alignment", lambda: off_a_cache_line(*LARGE)),
     Needed("canary", nothing(guarded.GuardedOperand, "overrun", False), "operand-overrun", lambda: normal(*LARGE)),
     Needed(
         "unchanged inputs", nothing(guarded.GuardedOperand, "changed", False), "rows-changed", lambda: normal(*LARGE)
     ),
     Needed(
         "aliasing an input",
-        nothing(first_sight.FirstSight, "_aliasing"),
+        nothing_about("an input", first_sight.FirstSight, "_aliasing"),
         "first-operand-handed-back",
         lambda: degenerate(*LARGE),
     ),
     Needed(
         "aliasing an earlier result",
-        nothing(first_sight.FirstSight, "_aliasing"),
+        nothing_about("an earlier call's result", first_sight.FirstSight, "_aliasing"),
         "static-output-buffer",
         lambda: normal(*LARGE),
     ),
     Needed(
         "aliasing the reference's result",
-        nothing(first_sight.FirstSight, "_aliasing"),
+        nothing_about("the reference's result", first_sight.FirstSight, "_aliasing"),
         "references-result-handed-on",
         lambda: normal(*LARGE),
     ),
     Needed(
-        "random state", nothing(surroundings.Surroundings, "disturbance"), "random-state-moved", lambda: normal(*LARGE)
+        "random state",
+        nothing_about("random state of the CPU", Surroundings, "disturbance"),
+        "random-state-moved",
+        lambda: normal(*LARGE),
     ),
     Needed("bits", compared_as_equal, "last-bit-off", lambda: normal(*LARGE)),
     Needed("dtype", no_metadata("dtype"), "dtype-mislabelled", lambda: normal(*LARGE)),
@@ -218,10 +122,6 @@ def test_without_the_witness_another_order_of_the_sum_goes_unseen(monkeypatch: p
     monkeypatch.setattr(first_sight.FirstSight, "_try_witness", nothing_found)
     monkeypatch.setattr(first_sight, "ROWS", 0)
     assert reordered().verify(*args).ok
-
-
-def nothing_found(*args: Any) -> Iterator[Verdict]:
-    return iter(())
 
 
 def test_few_rows_of_a_witness_agree_by_luck(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -249,79 +149,87 @@ def test_without_many_small_probes_a_scalar_op_is_hardly_tried(monkeypatch: pyte
     assert wide.apply(right()).verify(*args).ok
 
 
+@pytest.mark.parametrize(
+    "kind, name", [("type", "nothing-returned"), ("layout", "another-layout"), ("device", "another-device")]
+)
+def test_without_one_kind_of_metadata_the_comparison_only_breaks_down(
+    kind: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such results cannot be compared at all; that they are another kind of result is what goes unsaid."""
+    one = saboteur(name)
+    words = one.detectors[Detector.FIRST_SIGHT]
+    assert words in str(one.apply(right()).verify(*normal(*LARGE)))
+    no_metadata(kind)(monkeypatch)
+    verdict = one.apply(right()).verify(*normal(*LARGE))
+    assert "raised" == verdict.reason
+    assert words not in str(verdict)
+
+
+def test_without_its_distances_a_contract_is_kept_by_anything(monkeypatch: pytest.MonkeyPatch) -> None:
+    exchanged = saboteur("operands-exchanged")
+    assert "ulp" == exchanged.apply(right(contract=Ulp(2))).verify(*normal(*LARGE)).reason
+    nothing_outside_of_the_contract(monkeypatch)
+    assert exchanged.apply(right(contract=Ulp(2))).verify(*normal(*LARGE)).ok
+
+
+# The gate -------------------------------------------------------------------------------------------------------------
+
+
+def reason_after_calls(name: str, policy: Policy | None = None, calls: int = 64) -> str:
+    """What the gate says of the last operands after many calls with them."""
+    spoilt, args = saboteur(name).apply(right()), normal(*LARGE)
+    op = Fusion("late", reference=spoilt.reference, fused=spoilt.fused, policy=policy or Policy())
+    for _ in range(calls):
+        op(*args)
+    return str(op.explain(*args).reason)
+
+
 def test_without_a_recheck_a_kernel_may_turn_wrong_later() -> None:
-    late, args = saboteur("wrong-from-the-nth-call"), normal(*LARGE)
-
-    def after_calls(policy: Policy) -> str:
-        spoilt = late.apply(right())
-        op = Fusion("late", reference=spoilt.reference, fused=spoilt.fused, policy=policy)
-        for _ in range(64):
-            op(*args)
-        return str(op.explain(*args).reason)
-
-    assert "refused" == after_calls(Policy(recheck=Every(2)))
-    assert "verified" == after_calls(Policy())
+    assert "refused" == reason_after_calls("wrong-from-the-nth-call", Policy(recheck=Every(2)))
+    assert "verified" == reason_after_calls("wrong-from-the-nth-call")
 
 
-# The matrix -----------------------------------------------------------------------------------------------------------
-
-MATRIX = [
-    Needed("paths", nothing(check.PreparedCell, "_check_path"), "last-bit-off", lambda: ("base",)),
-    Needed("bits", nothing(check.PreparedCell, "_check_bits"), "wrong-after-first-sight", lambda: ("base",)),
-    Needed("inputs", nothing(check._Watched, "changed", False), "rows-changed-later", lambda: ("base",)),
-    Needed("memory", nothing(check, "_shares", False), "output-in-its-input-later", lambda: ("zeros",)),
-    Needed(
-        "must-fuse", nothing(check.PreparedCell, "_check_declared"), "declines-too-much", lambda: ("strided-unbind-4d",)
-    ),
-]
+def test_without_metadata_a_recheck_misses_the_right_bits_of_another_dtype(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "refused" == reason_after_calls("dtype-mislabelled-later", Policy(recheck=Every(2)))
+    no_metadata("dtype")(monkeypatch)
+    assert "verified" == reason_after_calls("dtype-mislabelled-later", Policy(recheck=Every(2)))
 
 
-def checked(op: Fusion, cell: str) -> bool:
-    """Whether a cell of the matrix is green."""
-    matrix = Matrix(op, sizes=[{"B": 2, "S": 33, "D": 512}])
-    prepared = matrix.prepare({one.id: one for one in matrix.cells()}[cell], Selected("host"))
-    try:
-        prepared.check()
-    except CellFailure:
-        return False
-    return True
+@pytest.mark.parametrize("name, left", [("raises-at-launch", "first-sight"), ("raises-later", "verified")])
+def test_without_an_eye_on_errors_a_kernel_that_fails_is_launched_again_and_again(
+    name: str, left: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "refused" == reason_after_calls(name, calls=8)
+    nothing(judging.Judge, "fail", Verdict(False, "raised", right().contract, 0))(monkeypatch)
+    assert left == reason_after_calls(name, calls=8)
 
 
-@pytest.mark.parametrize("needed", MATRIX, ids=[needed.check for needed in MATRIX])
-def test_without_one_check_the_matrix_misses_a_saboteur(needed: Needed, monkeypatch: pytest.MonkeyPatch) -> None:
-    (cell,) = needed.args()
-    assert checked(right(), cell)
-    assert not checked(saboteur(needed.saboteur).apply(right()), cell)
-    needed.patch(monkeypatch)
-    assert checked(saboteur(needed.saboteur).apply(right()), cell)
+def test_without_alignment_in_the_signature_one_verdict_is_taken_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    def reason_elsewhere() -> str:
+        op = saboteur("wrong-at-one-alignment").apply(right())
+        op(*normal(*LARGE))
+        op(*off_a_cache_line(*LARGE))
+        return str(op.explain(*off_a_cache_line(*LARGE)).reason)
+
+    assert "refused" == reason_elsewhere()
+    monkeypatch.setattr(signatures, "alignment", lambda tensor: signatures.ALIGNMENT)
+    assert "verified" == reason_elsewhere()
 
 
-def test_without_the_count_of_launches_the_matrix_believes_the_gate(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A gate that says "fused" and runs the reference."""
+def test_without_a_look_at_the_device_its_loss_is_one_more_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Simulated: operands on the CPU pass for ones on a GPU, which answers no more once the launch has failed."""
 
-    def pretending(self: Fusion, slot: object, args: tuple[Any, ...]) -> Tensor:
-        self._tallies.add(("fused", "verified"))
-        return self.reference(*args)
+    def no_answer(device: Any) -> None:
+        raise RuntimeError("an illegal memory access was encountered")
 
-    monkeypatch.setattr(Fusion, "_fuse", pretending)
-    assert not checked(right(), "base")
-    monkeypatch.setattr(check.PreparedCell, "_check_launches", lambda *args: None)
-    assert checked(right(), "base")
-
-
-def test_the_matrix_compares_the_witness_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beside a gate that does not."""
-    monkeypatch.setattr(first_sight.FirstSight, "_try_witness", nothing_found)
-    monkeypatch.setattr(first_sight, "ROWS", 0)
-
-    def green() -> bool:
-        matrix = Matrix(reordered(), inputs={"x": "B S D"}, sizes=[{"B": 1, "S": 64, "D": 256}])
-        try:
-            matrix.prepare(matrix.cells()[0], Selected("host")).check()
-        except CellFailure:
-            return False
-        return True
-
-    assert not green()
-    monkeypatch.setattr(check.PreparedCell, "_check_witness", lambda self: None)
-    assert green()
+    monkeypatch.setattr(surroundings, "device_of", lambda args: torch.device("cuda:0"))
+    monkeypatch.setattr("fusiongate.fusions.capturing", lambda args: False)
+    monkeypatch.setattr(surroundings, "capturing", lambda args: False)
+    monkeypatch.setattr(torch.cuda, "synchronize", no_answer)
+    fatal, args = saboteur("raises-asynchronously"), normal(*LARGE)
+    with pytest.raises(PoisonedDevice, match="device context is unusable"):
+        fatal.apply(right())(*args)
+    nothing(judging, "is_poisoned", False)(monkeypatch)
+    op = fatal.apply(right())
+    op(*args)
+    assert State.REFUSED == op.standing(*args)

@@ -1,0 +1,273 @@
+"""Each check of gate and matrix, and how to take it out; and right fusions of the adaLN chain to plant saboteurs in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fusiongate import first_sight, guarded, probes, verdicts
+from fusiongate.bits import as_real, integer_view
+from fusiongate.contracts import Contract, outside_of
+from fusiongate.fusions import Fusion
+from fusiongate.guarded import GuardedOperand, PoisonedAllocations, span_of
+from fusiongate.probes import Operands
+from fusiongate.surroundings import Surroundings
+from fusiongate.verdicts import Verdict
+
+__all__ = [
+    "LARGE",
+    "SMALL",
+    "Needed",
+    "Patch",
+    "aligned_probes",
+    "compared_as_equal",
+    "degenerate",
+    "larger_memory_as_an_allocator_hands_it_out",
+    "memory_as_an_allocator_hands_it_out",
+    "modulate",
+    "no_live_trial",
+    "no_metadata",
+    "no_probe",
+    "normal",
+    "nothing",
+    "nothing_about",
+    "nothing_found",
+    "nothing_outside_of_the_contract",
+    "reordered",
+    "right",
+    "tiny_row",
+    "unwatched",
+    "unwatched_device",
+]
+
+Patch = Callable[[pytest.MonkeyPatch], None]
+
+LARGE, SMALL = (1, 128, 512), (1, 1, 8)
+"""Shapes of x: two probes of the large one have enough elements, so that nothing is added to them."""
+
+
+@dataclass(frozen=True)
+class Needed:
+    """A check, how to take it out, and who is then missed."""
+
+    check: str
+    """For the test's id."""
+    patch: Patch
+    """Takes it out."""
+    saboteur: str
+    """Who goes unseen without it."""
+    args: Callable[[], tuple[Any, ...]]
+    """On which operands; in the matrix, in which cell."""
+
+
+# Fusions and operands -------------------------------------------------------------------------------------------------
+
+
+def modulate(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+    return x * (1 + scale) + shift
+
+
+def _rstd(x: Tensor) -> Tensor:
+    return torch.rsqrt(x.float().pow(2).mean(-1) + 1e-6)
+
+
+def _rstd_of_the_reversed_row(x: Tensor) -> Tensor:
+    return _rstd(x.flip(-1))
+
+
+def _normalized_by(statistic: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    return lambda x: (x.float() * statistic(x).unsqueeze(-1)).to(x.dtype)
+
+
+def right(**options: Any) -> Fusion:
+    """A fusion whose kernel is its reference."""
+    return Fusion("modulate", reference=modulate, fused=modulate, **options)
+
+
+def reordered() -> Fusion:
+    """A norm that adds up its row from the other end; almost all rounded outputs agree."""
+    return Fusion(
+        "norm",
+        reference=_normalized_by(_rstd),
+        fused=_normalized_by(_rstd_of_the_reversed_row),
+        witness=(_rstd, _rstd_of_the_reversed_row),
+    )
+
+
+def normal(*shape: int) -> tuple[Tensor, Tensor, Tensor]:
+    """x of this shape, and rows."""
+    batch, _, columns = shape
+    generator = torch.Generator().manual_seed(0)
+    shapes = (shape, (batch, 1, columns), (batch, 1, columns))
+    return tuple(torch.randn(each, generator=generator).bfloat16() for each in shapes)  # type: ignore[return-value]
+
+
+def degenerate(*shape: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows of zero, as adaLN-zero starts: x comes out as it went in, whatever is rounded."""
+    x, scale, shift = normal(*shape)
+    return x, torch.zeros_like(scale), torch.zeros_like(shift)
+
+
+def tiny_row() -> tuple[Tensor]:
+    """A norm's single row."""
+    return (torch.randn(1, 64, generator=torch.Generator().manual_seed(3)).bfloat16(),)
+
+
+# What is taken out ----------------------------------------------------------------------------------------------------
+
+
+def no_probe(*, special: bool) -> Patch:
+    """The live operands in the place of one of the two probes."""
+
+    def patch(monkeypatch: pytest.MonkeyPatch) -> None:
+        redrawn = probes.redrawn
+
+        def live(args: Any, generator: torch.Generator, *, special: bool) -> Operands:
+            return probes.live_copies(args) if special is taken else redrawn(args, generator, special=special)
+
+        taken = special
+        monkeypatch.setattr(first_sight, "redrawn", live)
+
+    return patch
+
+
+def no_live_trial(monkeypatch: pytest.MonkeyPatch) -> None:
+    """First sight without the copies of the live operands."""
+    copies: list[Operands] = []
+    live_copies, attempt = probes.live_copies, first_sight.FirstSight._try
+
+    def noted(args: Any) -> Operands:
+        copies.append(live_copies(args))
+        return copies[-1]
+
+    def unless_live(self: Any, operands: Operands, *rest: Any) -> Iterator[Verdict]:
+        return iter(()) if operands in copies else attempt(self, operands, *rest)
+
+    monkeypatch.setattr(first_sight, "live_copies", noted)
+    monkeypatch.setattr(first_sight.FirstSight, "_try", unless_live)
+
+
+def aligned_probes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Operands of a probe at whole cache lines, wherever the live ones are."""
+    of = GuardedOperand.of
+
+    def aligned(source: Tensor, like: Tensor, shape: tuple[int, ...], strides: tuple[int, ...]) -> GuardedOperand:
+        return of(source, torch.empty(1, device=like.device), shape, strides)
+
+    monkeypatch.setattr(GuardedOperand, "of", aligned)
+
+
+def memory_as_an_allocator_hands_it_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The block that the reference's result has just left, instead of poison."""
+    monkeypatch.setattr(guarded, "_wrong_everywhere", lambda expected: integer_view(expected).clone())
+
+
+def larger_memory_as_an_allocator_hands_it_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Likewise where the kernel allocates more than its output takes."""
+    poison = PoisonedAllocations._poison
+
+    def left_behind(self: PoisonedAllocations, fresh: Tensor) -> None:
+        expected = self._expected
+        if fresh.dtype == expected.dtype and fresh.numel() > expected.numel():
+            before = integer_view(as_real(expected)).reshape(-1)
+            integer_view(as_real(span_of(fresh)))[: before.numel()] = before
+        else:
+            poison(self, fresh)
+
+    monkeypatch.setattr(PoisonedAllocations, "_poison", left_behind)
+
+
+def nothing(owner: Any, name: str, result: Any = None) -> Patch:
+    """A check that finds nothing."""
+
+    def found(*args: Any, **named: Any) -> Any:
+        return result
+
+    return lambda monkeypatch: monkeypatch.setattr(owner, name, found)
+
+
+def nothing_about(words: str, owner: Any, name: str) -> Patch:
+    """A check of several things that lets one of them pass: that which it tells in these words."""
+
+    def patch(monkeypatch: pytest.MonkeyPatch) -> None:
+        check = getattr(owner, name)
+
+        def found(*args: Any) -> tuple[str, str] | None:
+            fault: tuple[str, str] | None = check(*args)
+            return None if fault is not None and words in fault[1] else fault
+
+        monkeypatch.setattr(owner, name, found)
+
+    return patch
+
+
+def nothing_found(*args: Any) -> Iterator[Verdict]:
+    """No verdict of a trial."""
+    return iter(())
+
+
+def no_metadata(kind: str) -> Patch:
+    """The comparison without one kind of metadata."""
+
+    def patch(monkeypatch: pytest.MonkeyPatch) -> None:
+        metadata = verdicts._metadata
+
+        def others(actual: object, expected: Tensor) -> tuple[str, str, str] | None:
+            found = metadata(actual, expected)
+            return None if found is not None and found[0] == kind else found
+
+        monkeypatch.setattr(verdicts, "_metadata", others)
+
+    return patch
+
+
+def compared_as_equal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A first sight for which all bits are equal."""
+
+    def equal(actual: Any, expected: Tensor, *args: Any, **named: Any) -> Verdict:
+        return Verdict(True, "equal", verdicts.Exact(), expected.numel())
+
+    monkeypatch.setattr(first_sight, "compare", equal)
+
+
+def nothing_outside_of_the_contract(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A contract in ULPs that every distance keeps."""
+
+    def kept(actual: Tensor, expected: Tensor, contract: Contract, magnitude: Tensor | None) -> Any:
+        outside = outside_of(actual, expected, contract, magnitude)
+
+        def nowhere(index: Any) -> tuple[Tensor, Tensor | None]:
+            broken, distance = outside(index)
+            return torch.zeros_like(broken), distance
+
+        return nowhere
+
+    monkeypatch.setattr(verdicts, "outside_of", kept)
+
+
+def unwatched(words: str) -> Patch:
+    """What is around a launch, watched but for what is told in these words."""
+    return nothing_about(words, Surroundings, "disturbance")
+
+
+class _AnyDevice(int):
+    """A device's number that differs from no other."""
+
+    def __ne__(self, other: object) -> bool:
+        return False
+
+
+def unwatched_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Likewise but for the current device; what is asked after that still is."""
+    init = Surroundings.__init__
+
+    def blind(self: Surroundings, device: torch.device) -> None:
+        init(self, device)
+        self._current = _AnyDevice(self._current)
+
+    monkeypatch.setattr(Surroundings, "__init__", blind)
