@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import shlex
@@ -9,9 +10,10 @@ import shutil
 import site
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import nox
 
@@ -67,6 +69,12 @@ def recording(given: Sequence[str], folder: Path) -> list[str]:
         for option, path in options.items()
         if not any(word == option or word.startswith(f"{option}=") for word in given)
     ]
+
+
+def branches_covered(measured: Mapping[str, Any]) -> float:
+    """The percentage of branches that were taken, out of what `coverage json` writes."""
+    totals = measured["totals"]
+    return float(100 * totals["covered_branches"] / totals["num_branches"])
 
 
 def _sees_gpu(session: nox.Session) -> bool:
@@ -202,10 +210,21 @@ def minimums(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def coverage(session: nox.Session) -> None:
-    """Measure which lines of the library the tests run."""
-    _install(session, "test", "coverage")
-    # pytest loads the plugin before pytest-cov could look: coverage has to start first.
-    options = ["--fusiongate-device=host", _missing_baselines()]
-    session.run("coverage", "run", "-m", "pytest", *TESTS_AND_KERNELS, *options, *session.posargs)
+    """Measure which branches of the library the tests run without a GPU; fail below 95 %."""
+    _install(session, "suite", "test", "coverage")
+    # Coverage has to start before pytest, which loads the plugin before pytest-cov could look. It is given a script
+    # and no module: `-m` puts the checkout on sys.path, where pytest takes it for one more installed plugin.
+    pytest = ["coverage", "run", str(Path(session.bin) / "pytest")]
+    options = [*IN_PARALLEL, "--fusiongate-device=host", _missing_baselines()]
+    session.run("coverage", "erase")
+    session.run(*pytest, *TESTS, *MATRIX, *options, *session.posargs, env={"OMP_NUM_THREADS": "1"})
     session.run("coverage", "combine")
     session.run("coverage", "report")
+    # What `report` and its fail_under judge is lines and branches together, and the lines alone would carry it.
+    written = Path(session.create_tmp()) / "coverage.json"
+    session.run("coverage", "json", "-o", str(written))
+    covered = branches_covered(json.loads(written.read_text(encoding="utf-8")))
+    session.log(f"{covered:.2f} % of the branches")
+    least = PROJECT["tool"]["coverage"]["report"]["fail_under"]
+    if covered < least:
+        session.error(f"the tests run {covered:.2f} % of the branches, expected at least {least} %")

@@ -82,3 +82,8 @@ def test_timings_are_recorded_and_charted_unless_the_caller_says_where(noxfile: 
 
 def test_timings_are_recorded_where_git_does_not_look() -> None:
     assert "/.benchmarks/" in (NOXFILE.parent / ".gitignore").read_text(encoding="utf-8").splitlines()
+
+
+def test_lines_do_not_count_as_branches(noxfile: ModuleType) -> None:
+    totals = {"covered_lines": 99, "num_statements": 100, "covered_branches": 3, "num_branches": 4}
+    assert 75.0 == noxfile.branches_covered({"totals": totals})
