@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from filelock import FileLock
 
 from .projects import Modules, Project
+from .wheels import SOURCE, Distributions
 
 
 @pytest.fixture
@@ -21,3 +23,14 @@ def modules() -> Iterator[Modules]:
 def project(modules: Modules, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Project:
     """An empty downstream project."""
     return Project(pytester, monkeypatch, modules)
+
+
+@pytest.fixture(scope="session")
+def distributions(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Distributions:
+    """Wheel and sdist, built once, however many workers and tests share them."""
+    if not (SOURCE / "pyproject.toml").is_file():
+        pytest.skip("needs the source tree")
+    base = tmp_path_factory.getbasetemp()
+    folder = (base if worker_id == "master" else base.parent) / "distributions"
+    with FileLock(f"{folder}.lock"):
+        return Distributions.within(folder)

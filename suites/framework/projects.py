@@ -75,13 +75,17 @@ class Project:
         path.write_text(text, encoding="utf-8")
         return path
 
-    def run(self, *arguments: str, own_process: bool = False) -> pytest.RunResult:
+    def run(self, *arguments: str, own_process: bool = False, python: Path | None = None) -> pytest.RunResult:
         """Run pytest in the project, strict in everything that a project may be strict in.
 
-        In this process, which takes a tenth of the time, unless the test is about what a process has loaded.
+        In this process, which takes a tenth of the time, unless the test is about what a process has loaded, or about
+        what is installed beside another interpreter.
         """
         # Hypothesis' plugin takes a second to write a summary of nothing.
         strict = ("-Werror", "--strict-markers", "--strict-config", "-p", "no:hypothesispytest", *arguments)
+        if python is not None:
+            # A folder of its own, or pytest would tidy up among those of the run around this one.
+            return self.pytester.run(python, "-m", "pytest", f"--basetemp={self.path / 'temporary'}", *strict)
         if own_process:
             return self.pytester.runpytest_subprocess(*strict)
         try:

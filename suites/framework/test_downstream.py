@@ -1,12 +1,18 @@
-"""Three downstream repositories gate a kernel of their own in a dozen lines, and learn which rounding it lacks."""
+"""Three downstream repositories gate a kernel of their own in a dozen lines, and learn which rounding it lacks.
+
+They run as their owners would run them: outside the checkout, in an environment that has the built wheel.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 from .projects import Project
+from .wheels import Distributions, fresh_environment, install
 
 RECIPES = Path(__file__).parents[1] / "downstream"
 HOST = "--fusiongate-device=host"
@@ -46,12 +52,43 @@ def recipe_file(recipe: str) -> Path:
     return RECIPES / f"{recipe.replace('_', '-')}-op" / f"test_{recipe}.py"
 
 
-def install(project: Project, recipe: str, kernel: str | None = None) -> str:
-    """Copy a recipe out, with another kernel if one is given; return the node id of its test."""
+def copy_out(project: Project, recipe: str, kernel: str | None = None, name: str | None = None) -> str:
+    """Write a recipe into the project, with another kernel if one is given; return the node id of its test."""
     source = recipe_file(recipe).read_text(encoding="utf-8")
     assert source.count(RIGHT[recipe]) == 1
-    project.write(f"test_{recipe}.py", source.replace(RIGHT[recipe], kernel or RIGHT[recipe]))
-    return f"test_{recipe}.py::test_{recipe}"
+    file = project.write(f"test_{name or recipe}.py", source.replace(RIGHT[recipe], kernel or RIGHT[recipe]))
+    return f"{file.name}::test_{recipe}"
+
+
+@pytest.fixture(scope="session")
+def python_with_the_wheel(distributions: Distributions) -> Path:
+    """The interpreter of a fresh environment with the built wheel, made once for all workers."""
+    folder = distributions.wheel.parent / "environment"
+    with FileLock(f"{folder}.lock"):
+        if not folder.exists():
+            install(fresh_environment(folder), distributions.wheel)
+    return folder / "bin" / "python"
+
+
+@pytest.fixture(params=[(), ("-n", "2")], ids=["serial", "two-workers"])
+def run_from_the_wheel(
+    request: pytest.FixtureRequest, project: Project, python_with_the_wheel: Path
+) -> Callable[..., pytest.RunResult]:
+    """Run pytest in the project, serially or on two workers, and see that the wheel's fusiongate is what runs."""
+    project.write(
+        "conftest.py",
+        "import fusiongate\n\n\ndef pytest_report_header():\n    return f'imported: {fusiongate.__file__}'\n",
+    )
+    # Two processes with a thread a core each get into one another's way.
+    project.setenv("OMP_NUM_THREADS", "1")
+
+    def run(*tests: str) -> pytest.RunResult:
+        result = project.run(HOST, *request.param, *tests, python=python_with_the_wheel)
+        [imported] = [line.removeprefix("imported: ") for line in result.outlines if line.startswith("imported: ")]
+        assert Path(imported).is_relative_to(python_with_the_wheel.parents[1])
+        return result
+
+    return run
 
 
 @pytest.mark.parametrize("recipe", RIGHT)
@@ -63,46 +100,41 @@ def test_a_recipe_is_short_and_needs_nothing_beside_it(recipe: str) -> None:
 
 
 @pytest.mark.parametrize("recipe", RIGHT)
-def test_a_right_kernel_takes_its_path_with_the_reference_s_bits(project: Project, recipe: str) -> None:
-    test = install(project, recipe)
-    result = project.run(HOST, f"{test}[base]", f"{test}[fp16]", f"{test}[grad]")
-    result.assert_outcomes(passed=3)
-    assert Project.summary(result)[1].split() == [recipe, "2", "1", "0", "0", "0", "0"]
-
-
-@pytest.mark.parametrize("recipe", RIGHT)
-def test_a_right_kernel_passes_its_whole_matrix_on_two_workers(project: Project, recipe: str) -> None:
-    install(project, recipe)
-    result = project.run(HOST, "-n", "2", "--dist", "worksteal")
+def test_a_right_kernel_passes_its_whole_matrix(
+    project: Project, run_from_the_wheel: Callable[..., pytest.RunResult], recipe: str
+) -> None:
+    copy_out(project, recipe)
+    result = run_from_the_wheel()
     outcomes = result.parseoutcomes()
     assert result.ret == pytest.ExitCode.OK
     assert set(outcomes) == {"passed", "skipped"}
     assert outcomes["passed"] > 250
-    fused = int(Project.summary(result)[1].split()[1])
-    assert fused > 100
+    subject, fused, *_, red = Project.summary(result)[1].split()
+    assert (subject, red) == (recipe, "0")
+    assert int(fused) > 100
 
 
 @pytest.mark.parametrize("recipe", RIGHT)
-def test_a_missing_rounding_is_named(project: Project, recipe: str) -> None:
+def test_a_missing_rounding_is_named_and_another_fault_is_not_blamed_on_one(
+    project: Project, run_from_the_wheel: Callable[..., pytest.RunResult], recipe: str
+) -> None:
     kernel, hint = ROUNDINGS[recipe]
-    result = project.run(HOST, f"{install(project, recipe, kernel)}[base]")
-    result.assert_outcomes(failed=1)
-    hints = [line.partition("hint: ")[2] for line in result.outlines if "hint: " in line]
+    rounding = f"{copy_out(project, recipe, kernel, 'rounding')}[base]"
+    fault = f"{copy_out(project, recipe, UNRELATED[recipe], 'fault')}[base]"
+    result = run_from_the_wheel(rounding, fault)
+    assert result.parseoutcomes() == {"failed": 2}
+    told = {row.payload["test"]: row.payload["message"] for row in project.ledger.of_kind("cell")}
+    hints = [line.partition("hint: ")[2] for line in told[rounding].splitlines() if "hint: " in line]
     assert hints
     assert all(line.startswith(hint) for line in hints)
-
-
-@pytest.mark.parametrize("recipe", RIGHT)
-def test_an_unrelated_fault_is_not_blamed_on_a_rounding(project: Project, recipe: str) -> None:
-    result = project.run(HOST, f"{install(project, recipe, UNRELATED[recipe])}[base]")
-    result.assert_outcomes(failed=1)
-    assert "are not equal bit for bit" in result.stdout.str()
-    assert "is not rounded" not in result.stdout.str()
+    assert f"hint: {hints[0]}" in result.stdout.str()
+    assert "are not equal bit for bit" in told[fault]
+    assert "rounded" not in told[fault]
 
 
 def test_kernels_that_are_switched_off_turn_a_run_red(project: Project) -> None:
     """Naming the cells that should have launched."""
-    test = install(project, "adaln")
+    test = copy_out(project, "adaln")
     project.setenv("FUSIONGATE_DISABLE", "1")
     result = project.run(HOST, f"{test}[base]", f"{test}[fp16]", f"{test}[grad]")
     assert result.ret == pytest.ExitCode.TESTS_FAILED
@@ -114,7 +146,7 @@ def test_kernels_that_are_switched_off_turn_a_run_red(project: Project) -> None:
 
 def test_a_declines_made_too_strict_by_one_condition_is_red(project: Project) -> None:
     """By what must fuse, without any table."""
-    test = install(project, "adaln")
+    test = copy_out(project, "adaln")
     path = project.path / "test_adaln.py"
     strict = "fused=kernel, declines=lambda x, scale, shift: None if scale.is_contiguous() else 'stride')"
     path.write_text(path.read_text().replace("fused=kernel)", strict))

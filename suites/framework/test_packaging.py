@@ -1,86 +1,19 @@
 """What is built from the source tree, and what a fresh environment can import of it."""
 
-import shutil
-import subprocess
-import sys
-import sysconfig
 import tarfile
 import tomllib
-import venv
 import zipfile
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from filelock import FileLock
 
-SOURCE = Path(__file__).parents[2]
-TREES = {"fusiongate": "fusiongate", "kernels": "fusiongate/kernels", "suites": "fusiongate/suites"}
-WITHOUT_CACHES = shutil.ignore_patterns("__pycache__", "*.egg-info")
-
-pytestmark = pytest.mark.skipif(not (SOURCE / "pyproject.toml").is_file(), reason="needs the source tree")
-
-
-@dataclass(frozen=True, slots=True)
-class Distributions:
-    """What `python -m build` makes of the source tree."""
-
-    source: Path
-    """The copy that was built: its folders show what belongs into the wheel."""
-    wheel: Path
-    """Built from the source tree."""
-    sdist: Path
-    """Built from the source tree."""
-    wheel_from_sdist: Path
-    """Built from the unpacked sdist."""
-
-
-def run(*command: str | Path, cwd: Path) -> str:
-    """The standard output of a command that has to succeed."""
-    done = subprocess.run(list(map(str, command)), check=False, capture_output=True, text=True, cwd=cwd)
-    assert done.returncode == 0, f"{' '.join(map(str, command))}\n{done.stdout}\n{done.stderr}"
-    return done.stdout
-
-
-@pytest.fixture(scope="module")
-def distributions(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Distributions:
-    """Wheel and sdist, built once, however many workers share the tests of this file."""
-    base = tmp_path_factory.getbasetemp()
-    folder = (base if worker_id == "master" else base.parent) / "distributions"
-    source, direct, by_way_of_sdist = folder / "source", folder / "direct", folder / "by-way-of-sdist"
-    with FileLock(f"{folder}.lock"):
-        if not folder.exists():
-            # A copy: a build in the checkout would leave folders there that the next build picks up again.
-            for tree in TREES:
-                shutil.copytree(SOURCE / tree, source / tree, ignore=WITHOUT_CACHES)
-            for file in ("pyproject.toml", "README.md", "LICENSE"):
-                shutil.copy(SOURCE / file, source / file)
-            build = (sys.executable, "-m", "build", "--no-isolation")
-            run(*build, "--outdir", by_way_of_sdist, source, cwd=folder)
-            run(*build, "--wheel", "--outdir", direct, source, cwd=folder)
-            shutil.rmtree(source / "build")
-    [wheel] = direct.glob("*.whl")
-    [sdist] = by_way_of_sdist.glob("*.tar.gz")
-    [wheel_from_sdist] = by_way_of_sdist.glob("*.whl")
-    return Distributions(source, wheel, sdist, wheel_from_sdist)
+from .wheels import SOURCE, TREES, Distributions, fresh_environment, install, run
 
 
 @pytest.fixture
 def fresh_python(tmp_path: Path) -> Path:
-    """The interpreter of a new environment that sees this one's packages, but none of its editable installs."""
-    environment = tmp_path / "environment"
-    venv.create(environment, symlinks=True)
-    python = environment / "bin" / "python"
-    packages = run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=tmp_path).strip()
-    # A line of a .pth file is a folder to search; the .pth files within that folder are not read.
-    (Path(packages) / "outer.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    return python
-
-
-def install(python: Path, *what: str | Path) -> None:
-    """Install into the environment of `python`, from nothing but what is there already."""
-    offline = ("--no-deps", "--no-index", "--ignore-installed", "--no-build-isolation", "--quiet")
-    run(sys.executable, "-m", "pip", "--python", python, "install", *offline, *what, cwd=python.parent)
+    """The interpreter of an environment that nothing has been installed into."""
+    return fresh_environment(tmp_path / "environment")
 
 
 def loads_torch(python: Path, statement: str, cwd: Path) -> bool:
@@ -94,6 +27,7 @@ def members(wheel: Path) -> set[str]:
         return set(archive.namelist())
 
 
+@pytest.mark.skipif(not (SOURCE / "pyproject.toml").is_file(), reason="needs the source tree")
 def test_every_package_is_listed() -> None:
     """setuptools cannot search for packages under mapped names, so pyproject.toml lists them."""
     with (SOURCE / "pyproject.toml").open("rb") as file:
