@@ -1,4 +1,4 @@
-"""Faults that people have reported of kernels in another process, and of timings, where a kernel of known length tells."""
+"""Faults that people have reported of kernels in another process, and of timings."""
 
 from __future__ import annotations
 

@@ -11,8 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fusiongate import first_sight
-from fusiongate.fusions import Fusion
+import fusiongate as fg
 from fusiongate.sabotage import saboteur
 
 from ..framework.removals import (
@@ -65,7 +64,7 @@ def on_gpu() -> tuple[Tensor, ...]:
 def test_without_one_check_first_sight_on_a_gpu_misses_a_saboteur(
     name: str, patch: Patch, fused: Callable[..., Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    op, args = Fusion("modulate", reference=modulate, fused=fused), on_gpu()
+    op, args = fg.Fusion("modulate", reference=modulate, fused=fused), on_gpu()
     assert not saboteur(name).apply(op).verify(*args).ok
     patch(monkeypatch)
     verdict = saboteur(name).apply(op).verify(*args)
@@ -78,9 +77,9 @@ def test_without_the_device_a_result_without_dimensions_may_lie_on_the_cpu(monke
     def mean(x: Tensor) -> Tensor:
         return x.float().mean()
 
-    monkeypatch.setattr(first_sight, "ELEMENTS", 0)
+    monkeypatch.setattr("fusiongate.first_sight.ELEMENTS", 0)
     elsewhere, args = saboteur("another-device"), on_gpu()[:1]
-    op = Fusion("mean", reference=mean, fused=mean)
+    op = fg.Fusion("mean", reference=mean, fused=mean)
     assert op.verify(*args).ok
     assert "device" == elsewhere.apply(op).verify(*args).reason
     no_metadata("device")(monkeypatch)
@@ -116,7 +115,7 @@ def test_without_a_look_at_the_device_its_loss_has_no_name(words: tuple[str, ...
     assert ("PoisonedDevice" in child.stderr) is (not words), child.stderr
 
 
-def unguarded(self: Fusion, *args: Any) -> Any:
+def unguarded(self: fg.Fusion, *args: Any) -> Any:
     """A launch that does not put the current device back."""
     return self.fused(*args)
 
@@ -137,7 +136,7 @@ def test_a_changed_device_is_undone_after_each_launch_or_else_refused(monkeypatc
         return left
 
     assert 0 == device_after_calls()
-    monkeypatch.setattr(Fusion, "_launch", unguarded)
+    monkeypatch.setattr(fg.Fusion, "_launch", unguarded)
     assert "device" == saboteur("current-device-left-changed").apply(right()).verify(*args).reason
     assert 0 == device_after_calls()
     unwatched_device(monkeypatch)
