@@ -138,6 +138,8 @@ class _Walker:
             case ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value):
                 self.expression(value, environment)
                 self.define(environment, name, statement, value)
+            case ast.AnnAssign(target=ast.Name(), value=None):
+                pass
             case ast.AugAssign(target=ast.Name(id=name) as target, value=value):
                 self.expression(value, environment)
                 self.read(target, name, environment)
@@ -159,7 +161,7 @@ class _Walker:
                 return self.attempt(statement, environment)
             case ast.Match(subject=subject, cases=cases):
                 self.expression(subject, environment)
-                ends: list[_Environment | None] = [environment]
+                ends: list[_Environment | None] = []
                 for case in cases:
                     inside = dict(environment)
                     for node in ast.walk(case.pattern):
@@ -169,7 +171,9 @@ class _Walker:
                     if case.guard is not None:
                         self.expression(case.guard, inside)
                     ends.append(self.block(case.body, inside))
-                return _join(*ends)
+                    # A case may bind its names and fail nevertheless.
+                    environment = _join(environment, inside) or environment
+                return _join(environment, *ends)
             case ast.Break() | ast.Continue():
                 if self.loops:
                     jumps = self.loops[-1].breaks if isinstance(statement, ast.Break) else self.loops[-1].continues
@@ -222,7 +226,9 @@ class _Walker:
             inside = dict(start or {})
             if isinstance(statement, ast.While):
                 self.expression(statement.test, inside)
+                left = inside
             else:
+                left = dict(inside)
                 self.target(statement.target, statement, inside)
             end = self.block(statement.body, inside)
             self.loops.pop()
@@ -230,10 +236,12 @@ class _Walker:
             if again == start:
                 break
             start = again
-        return _join(self.block(statement.orelse, start), *loop.breaks)
+        return _join(self.block(statement.orelse, left), *loop.breaks)
 
     def attempt(self, statement: ast.Try | ast.TryStar, environment: _Environment) -> _Environment | None:
         before = dict(environment)
+        jumps = [] if not self.loops else [self.loops[-1].breaks, self.loops[-1].continues]
+        earlier = [len(environments) for environments in jumps]
         end = self.block(statement.body, environment)
         failed = self.anywhere_inside(statement.body, before)
         ends = [self.block(statement.orelse, end)]
@@ -250,6 +258,8 @@ class _Walker:
         others = [*statement.body, *statement.orelse, *(s for handler in statement.handlers for s in handler.body)]
         arrives = any(end is not None for end in ends)
         final = self.block(statement.finalbody, _join(self.anywhere_inside(others, failed), *ends))
+        for environments, number in zip(jumps, earlier, strict=True):
+            environments[number:] = [self.anywhere_inside(statement.finalbody, e) for e in environments[number:]]
         return final if arrives else None
 
     def anywhere_inside(self, statements: Iterable[ast.stmt], before: _Environment) -> _Environment:
@@ -287,6 +297,8 @@ class _Walker:
                 parts = [expression.key, expression.value] if isinstance(expression, ast.DictComp) else [expression.elt]
                 for part in parts:
                     self.expression(part, inside)
+                # What it assigns with := is the function's own name.
+                self.unstable.update(n.target.id for n in ast.walk(expression) if isinstance(n, ast.NamedExpr))
                 if isinstance(expression, ast.GeneratorExp):
                     # Its body runs whenever somebody asks for the next element.
                     self.unstable.update(_names(expression))
