@@ -17,12 +17,15 @@ from fusiongate.build import (
     Target,
     forget,
     library,
+    local_targets,
     prebuild,
     source_hash,
 )
 from fusiongate.build.cache import CACHE_VARIABLE
 from fusiongate.build.compilers import find_compiler
-from fusiongate.errors import NoCompiler, UsageError
+from fusiongate.build.diagnosis import diagnose
+from fusiongate.build.probing import machine_identity
+from fusiongate.errors import NoCompiler, ProbeFailed, UsageError
 
 from .tiny_sources import TINY, write_tiny
 
@@ -217,3 +220,156 @@ def test_target_of_an_nvidia_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.version, "hip", None)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (12, 0))
     assert Target.of(torch.device("cuda", 0)) == Target("cuda", "sm_120")
+
+
+def test_kind_that_there_is_none_of_is_refused() -> None:
+    with pytest.raises(UsageError, match="target kind 'vulkan': expected one of host, cuda, hip"):
+        Target("vulkan", "x86_64")  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch sees two NVIDIA GPUs of one architecture, by what the build asks about them."""
+    monkeypatch.setattr(torch.version, "hip", None)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"GPU {device.index}")
+
+
+@pytest.mark.usefixtures("two_gpus")
+def test_gpus_of_one_architecture_are_one_target() -> None:
+    assert (HOST, Target("cuda", "sm_90")) == local_targets()
+
+
+@pytest.mark.usefixtures("two_gpus")
+def test_machine_with_gpus_is_diagnosed_with_their_names() -> None:
+    host, cuda, hip = diagnose([])
+    assert ((), None) == (host.devices, host.no_device)
+    assert (("GPU 0", "GPU 1"), None) == (cuda.devices, cuda.no_device)
+    assert "hip" == hip.name
+
+
+def test_torch_with_a_toolkit_but_without_a_gpu_is_told_from_torch_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.version, "hip", None)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    reasons = [state.no_device for state in diagnose([])]
+    assert [
+        None,
+        f"torch {torch.__version__} sees no GPU",
+        f"torch {torch.__version__} is built without ROCm",
+    ] == reasons
+
+
+def test_source_that_cannot_be_read_is_an_obstacle(tmp_path: Path) -> None:
+    (tmp_path / "cache").mkdir()
+    (host, *_) = diagnose([Source("tiny", (tmp_path / "absent.cu",))])
+    (state,) = host.sources
+    assert state.obstacle is not None
+    assert "absent.cu" in state.obstacle
+    assert not host.can_run
+
+
+@pytest.mark.usefixtures("two_gpus")
+def test_identity_of_a_gpu_names_each_kind_of_device_once() -> None:
+    identity = machine_identity(Target("cuda", "sm_90"))
+    assert ("cuda-sm_90", "GPU 0, GPU 1") == (identity["target"], identity["device"])
+    assert identity["driver"]
+
+
+@pytest.mark.usefixtures("two_gpus")
+def test_identity_of_a_gpu_that_is_not_here_tells_which_are() -> None:
+    with pytest.raises(ProbeFailed, match="no device for cuda-sm_120: the GPUs here are sm_90;"):
+        machine_identity(Target("cuda", "sm_120"))
+
+
+def test_identity_of_a_gpu_without_any(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ProbeFailed, match="no device for cuda-sm_90: torch sees no GPU here;"):
+        machine_identity(Target("cuda", "sm_90"))
+
+
+def toolkit(folder: Path, *files: str) -> Path:
+    """A folder with compilers that name a version, and whatever else is told apart by its presence."""
+    for name in files:
+        file = folder / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("#!/bin/sh\necho Cuda compilation tools, release 13.0, V13.0.1\n")
+        file.chmod(0o755)
+    return folder
+
+
+NVCC = ("bin/nvcc", "include/cuda_runtime.h")
+
+
+@pytest.fixture
+def _no_toolkits(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("CUDA_HOME", "CUDA_PATH", "NVCC_CCBIN", "ROCM_HOME", "ROCM_PATH"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.usefixtures("_no_toolkits")
+def test_named_cuda_toolkit_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = toolkit(tmp_path / "cuda", *NVCC)
+    monkeypatch.setenv("CUDA_PATH", str(home))
+    compiler = find_compiler(Target("cuda", "sm_90"))
+    assert home / "bin" / "nvcc" == compiler.path
+    assert "Cuda compilation tools, release 13.0, V13.0.1" == compiler.version
+    assert "9.0" == dict(compiler.environment)["TVM_FFI_CUDA_ARCH_LIST"]
+
+
+@pytest.mark.usefixtures("_no_toolkits")
+def test_another_host_compiler_for_nvcc_is_another_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_HOME", str(toolkit(tmp_path / "cuda", *NVCC)))
+    before = find_compiler(Target("cuda", "sm_90"))
+    monkeypatch.setenv("NVCC_CCBIN", "/usr/bin/clang++")
+    after = find_compiler(Target("cuda", "sm_90"))
+    assert "/usr/bin/clang++" == dict(after.environment)["NVCC_CCBIN"]
+    assert before.digest != after.digest
+
+
+def with_only(folder: Path, monkeypatch: pytest.MonkeyPatch, *scripts: str) -> None:
+    """PATH has the C++ compiler, ninja, and these scripts."""
+    found = {name: shutil.which(name) or "" for name in ("c++", "sh")}
+    folder.mkdir(exist_ok=True)
+    for name, path in {**found, "ninja": "/bin/sh"}.items():
+        (folder / name).symlink_to(path)
+    for name in scripts:
+        toolkit(folder, name)
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv("PATH", str(folder))
+
+
+@pytest.mark.usefixtures("_no_toolkits")
+@pytest.mark.parametrize(
+    ("target", "name", "default"),
+    [(Target("cuda", "sm_90"), "nvcc", "/usr/local/cuda"), (Target("hip", "gfx942"), "hipcc", "/opt/rocm")],
+    ids=["cuda", "hip"],
+)
+def test_toolkit_that_is_nowhere_is_missed_with_the_places(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: Target, name: str, default: str
+) -> None:
+    if Path(default).exists():
+        pytest.skip(f"{default} is here")
+    with_only(tmp_path / "bin", monkeypatch)
+    with pytest.raises(NoCompiler, match=f"no {name} on PATH and none in {default}; install"):
+        find_compiler(target)
+
+
+@pytest.mark.usefixtures("_no_toolkits")
+def test_nvcc_without_headers_behind_it_is_no_toolkit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if Path("/usr/local/cuda").exists():
+        pytest.skip("/usr/local/cuda is here")
+    with_only(tmp_path / "bin", monkeypatch, "nvcc")
+    with pytest.raises(NoCompiler, match=r"bin/nvcc has no toolkit with headers behind it; install"):
+        find_compiler(Target("cuda", "sm_90"))
+
+
+def test_compiler_that_cannot_be_run_is_no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = tmp_path / "c++"
+    broken.write_text("#!/no/such/interpreter\n")
+    broken.chmod(0o755)
+    monkeypatch.setenv("CXX", str(broken))
+    with pytest.raises(NoCompiler, match=r"the compiler does not answer: .*No such file or directory"):
+        find_compiler(HOST)
