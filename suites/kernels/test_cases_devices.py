@@ -14,20 +14,13 @@ from torch import Tensor
 import fusiongate as fg
 from fusiongate.sabotage import Detector, Stage, looked_at
 
+from ..framework.planted import chain, right
 from .operands import HOSTS, arguments, operands, same_bits
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="not run: needs a GPU")
 needs_two = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="not run: needs a second GPU")
 on_each_device = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_gpu)])
 each_kernel = pytest.mark.parametrize("op", fg.kernels.FUSIONS, ids=lambda op: op.name)
-
-
-def chain(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
-    return x * (1 + scale) + shift
-
-
-def right(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
-    return torch.add(x * (1 + scale), shift, out=torch.empty_like(x))
 
 
 def for_device(op: fg.Fusion, device: str) -> fg.Fusion:
