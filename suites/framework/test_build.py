@@ -7,6 +7,7 @@ import hashlib
 import logging
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from filelock import FileLock, Timeout
 
 from fusiongate.build import (
     Source,
@@ -25,6 +27,7 @@ from fusiongate.build import (
     probing,
 )
 from fusiongate.build.cache import CACHE_VARIABLE, cache_folder, cached_entries
+from fusiongate.build.processes import Outcome, run_child
 from fusiongate.errors import BuildError, ProbeFailed
 
 from .tiny_sources import TINY, write_tiny
@@ -298,3 +301,80 @@ def test_cache_folder_that_takes_nothing_is_a_build_error(
     monkeypatch.setattr("filelock.FileLock.acquire", refuse)
     with pytest.raises(BuildError, match=rf"cannot be used: {os.strerror(error)}; make room or give write permission"):
         library(write_tiny(tmp_path), HOST)
+
+
+def test_compiler_that_is_killed_or_silent_is_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for outcome, expected in [
+        (
+            Outcome(-signal.SIGKILL, "cc1plus\n"),
+            "did not compile: the compiling process was killed by SIGKILL\ncc1plus",
+        ),
+        (Outcome(-63, ""), "did not compile: the compiling process was killed by signal 63"),
+        (Outcome(3, "nothing to say\n"), "did not compile (exit status 3)\nnothing to say"),
+    ]:
+        forget()
+        monkeypatch.setattr("fusiongate.build.compiling.run_child", lambda *_, outcome=outcome: outcome)
+        with pytest.raises(BuildError) as raised:
+            library(write_tiny(tmp_path), HOST)
+        assert f"tiny for {HOST} {expected}" == str(raised.value)
+
+
+def test_library_that_hangs_on_loading_is_given_up(tiny: Source, monkeypatch: pytest.MonkeyPatch) -> None:
+    identity = {**probing.machine_identity(HOST), "driver": "one that has probed nothing"}
+    monkeypatch.setattr(libraries, "machine_identity", lambda _: identity)
+    monkeypatch.setattr(probing, "_PROBE_TIMEOUT_S", 0.01)
+    with pytest.raises(ProbeFailed, match=r"did not return from its probe within 0 s; it is not loaded here"):
+        library(tiny, HOST)
+
+
+def test_library_that_only_this_process_cannot_load_says_where_to_look(
+    tiny: Source, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: Path) -> None:
+        raise OSError("libother.so: undefined symbol")
+
+    monkeypatch.setattr("tvm_ffi.load_module", refuse)
+    with pytest.raises(BuildError, match=r"passed its probe but cannot be loaded into this process: libother\.so"):
+        library(tiny, HOST)
+
+
+def test_machine_without_compiler_has_nothing_that_was_built_for_another(
+    tiny: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CXX", "/nowhere/c++")
+    assert find_built(tiny, HOST) is not None
+    assert find_built(write_tiny(tmp_path / "changed", addend=7), HOST) is None
+
+
+def test_lock_that_another_process_keeps_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def wait_in_vain(lock: FileLock, **_: object) -> None:
+        raise Timeout(lock.lock_file)
+
+    monkeypatch.setattr("filelock.FileLock.acquire", wait_in_vain)
+    with pytest.raises(BuildError, match=r"another process has held \S+\.lock for 660 s; end it and try again"):
+        library(write_tiny(tmp_path), HOST)
+
+
+def test_child_does_not_outlive_the_user_who_interrupts(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[subprocess.Popen[str]] = []
+    communicate = subprocess.Popen.communicate
+
+    def interrupt(process: subprocess.Popen[str], *args: object, **named: object) -> object:
+        if not started:
+            started.append(process)
+            raise KeyboardInterrupt
+        return communicate(process)
+
+    monkeypatch.setattr(subprocess.Popen, "communicate", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        run_child({"task": "probe"}, os.environ, 60)
+    (process,) = started
+    assert -signal.SIGKILL == process.returncode
+
+
+def test_cores_are_those_that_this_process_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {3, 5, 7}, raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    assert 3 == libraries.available_cores()
+    monkeypatch.delattr(os, "sched_getaffinity")
+    assert 64 == libraries.available_cores()

@@ -15,6 +15,7 @@ import torch
 from fusiongate.build import (
     Source,
     Target,
+    compilers,
     forget,
     library,
     local_targets,
@@ -343,27 +344,32 @@ def with_only(folder: Path, monkeypatch: pytest.MonkeyPatch, *scripts: str) -> N
 
 @pytest.mark.usefixtures("_no_toolkits")
 @pytest.mark.parametrize(
-    ("target", "name", "default"),
-    [(Target("cuda", "sm_90"), "nvcc", "/usr/local/cuda"), (Target("hip", "gfx942"), "hipcc", "/opt/rocm")],
-    ids=["cuda", "hip"],
+    ("scripts", "expected"),
+    [
+        ((), "no nvcc on PATH and none in /usr/local/cuda; install"),
+        (("nvcc",), r"bin/nvcc has no toolkit with headers behind it; install"),
+    ],
+    ids=["no nvcc", "an nvcc alone"],
 )
-def test_toolkit_that_is_nowhere_is_missed_with_the_places(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: Target, name: str, default: str
+def test_cuda_toolkit_that_is_nowhere_is_missed_with_the_places(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scripts: tuple[str, ...], expected: str
 ) -> None:
-    if Path(default).exists():
-        pytest.skip(f"{default} is here")
-    with_only(tmp_path / "bin", monkeypatch)
-    with pytest.raises(NoCompiler, match=f"no {name} on PATH and none in {default}; install"):
-        find_compiler(target)
+    with_only(tmp_path / "bin", monkeypatch, *scripts)
+    # Wherever the machine has one.
+    monkeypatch.setattr(compilers, "_is_cuda_home", lambda _: False)
+    with pytest.raises(NoCompiler, match=expected):
+        find_compiler(Target("cuda", "sm_90"))
 
 
 @pytest.mark.usefixtures("_no_toolkits")
-def test_nvcc_without_headers_behind_it_is_no_toolkit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if Path("/usr/local/cuda").exists():
-        pytest.skip("/usr/local/cuda is here")
-    with_only(tmp_path / "bin", monkeypatch, "nvcc")
-    with pytest.raises(NoCompiler, match=r"bin/nvcc has no toolkit with headers behind it; install"):
-        find_compiler(Target("cuda", "sm_90"))
+def test_hip_compiler_that_is_nowhere_is_missed_with_the_places(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if Path("/opt/rocm").exists():
+        pytest.skip("/opt/rocm is here")
+    with_only(tmp_path / "bin", monkeypatch)
+    with pytest.raises(NoCompiler, match="no hipcc on PATH and none in /opt/rocm; install"):
+        find_compiler(Target("hip", "gfx942"))
 
 
 def test_compiler_that_cannot_be_run_is_no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
