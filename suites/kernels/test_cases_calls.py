@@ -8,9 +8,12 @@ from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 
 import fusiongate as fg
+from fusiongate.sabotage import Detector, caught, saboteur
 
 from ..framework.planted import chain
 from .operands import EPS, HOSTS, arguments, operands, same_bits
+
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="not run: needs a GPU")
 
 BY_NAME = {op.name.removesuffix(".host"): op for op in HOSTS}
 
@@ -28,6 +31,14 @@ def test_case_02_rows_as_the_model_builds_them_launch_the_kernel() -> None:
         assert before + 1 == op.launches
 
 
+@pytest.mark.parametrize("name", ["raises-at-launch", "declines-too-much"])
+def test_case_02_a_cell_without_a_completed_launch_is_red(name: str) -> None:
+    """Although its bits are right: they are the reference's."""
+    catch = caught(saboteur(name), Detector.MATRIX, torch.device("cpu"))
+
+    assert catch, catch.story
+
+
 @pytest.mark.parametrize("op", HOSTS, ids=lambda op: op.name)
 def test_case_03_alignment_is_part_of_the_signature(op: fg.Fusion) -> None:
     """At 16 bytes and at 8 a kernel may load in other ways; at 2 it is not launched at all."""
@@ -41,6 +52,25 @@ def test_case_03_alignment_is_part_of_the_signature(op: fg.Fusion) -> None:
         signatures = [fresh.explain(*arguments(op, (at(offset), scale, shift))).signature for offset in (0, 8, 4, 1)]
     assert 3 == len(set(signatures[:3]))
     assert signatures[3] is None
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_gpu)])
+@pytest.mark.parametrize("op", fg.kernels.FUSIONS, ids=lambda op: op.name)
+def test_case_03_the_reference_gives_the_same_bits_at_every_alignment_that_is_launched(
+    op: fg.Fusion, device: str
+) -> None:
+    """Otherwise no kernel could be right at all of them."""
+    op = op if device == "cuda" or op.host is None else op.host
+    x, scale, shift = operands(2, 33, 512, device=device)
+    memory = torch.empty(x.numel() + 64, dtype=x.dtype, device=device)
+    results = []
+    for offset in (0, 32, 16, 8, 4):
+        moved = memory[offset : offset + x.numel()].view(x.shape).copy_(x)
+        args = arguments(op, (moved, scale, shift))
+        assert op.declines(*args) is None
+        results.append(op.reference(*args))
+
+    assert all(same_bits(result, results[0]) for result in results)
 
 
 @pytest.mark.parametrize("op", HOSTS, ids=lambda op: op.name)
