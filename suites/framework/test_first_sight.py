@@ -171,6 +171,28 @@ def test_a_wrong_order_of_summation_needs_a_witness_to_be_seen(witness: Any, sta
         assert "the witness differs" in told
 
 
+def test_wrong_outputs_are_blamed_on_the_statistic_where_that_is_wrong() -> None:
+    """A few outputs in their last bit can look like any rounding; the statistic says what is wrong."""
+
+    def root_mean_square(x: Tensor, eps: float) -> Tensor:
+        return torch.rsqrt(x.float().square().mean(-1, keepdim=True) + eps)
+
+    def reference(x: Tensor, eps: float) -> Tensor:
+        return (x * root_mean_square(x, eps)).to(x.dtype)
+
+    op = fusiongate.Fusion(
+        "forgets-eps",
+        reference=reference,
+        fused=lambda x, eps: reference(x, 0.0),
+        witness=(root_mean_square, lambda x, eps: root_mean_square(x, 0.0)),
+    )
+    verdict = op.verify(torch.randn(2, 40, 64, generator=torch.Generator().manual_seed(0)).bfloat16(), 0.1)
+
+    assert "witness" == verdict.reason
+    assert verdict.hint is not None
+    assert "`eps` is taken as 0" in verdict.hint
+
+
 def test_a_witness_that_is_not_written_is_refused() -> None:
     """Memory that the reference's statistic has just left would pass otherwise."""
 
