@@ -44,10 +44,12 @@ def excuse(error: BaseException) -> str | None:
 def is_poisoned(args: Sequence[Any]) -> bool:
     """Whether the device's context has gone for good, rather than one launch failed."""
     device = device_of(args)
-    # A capture forbids to ask: waiting for the device would break it.
-    if device is None or device.type != "cuda" or capturing(args):
+    if device is None or device.type != "cuda":
         return False
     try:
+        # Each of these raises on a device that has gone, the first one too.
+        if capturing(args):
+            return False  # A capture forbids to ask: waiting for the device would break it.
         torch.cuda.synchronize(device)
         torch.empty(1, device=device).zero_()
         torch.cuda.synchronize(device)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from fusiongate import surroundings
 from fusiongate.surroundings import Surroundings, capturing, device_of, excuse, is_out_of_memory, is_poisoned
 
 
@@ -98,3 +99,15 @@ def test_a_capture_is_not_asked_for_its_health(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: pytest.fail("asked"))
 
     assert not is_poisoned((torch.zeros(1),))
+
+
+def test_a_device_that_cannot_even_be_asked_for_a_capture_is_poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After an assertion in a kernel every question raises, the first one too; the device stands in for a GPU's."""
+
+    def gone(args: object) -> bool:
+        raise RuntimeError("CUDA error: device-side assert triggered")
+
+    monkeypatch.setattr(surroundings, "device_of", lambda args: torch.device("cuda", 0))
+    monkeypatch.setattr(surroundings, "capturing", gone)
+
+    assert is_poisoned((torch.zeros(2),))
