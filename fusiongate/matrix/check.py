@@ -115,6 +115,13 @@ class PreparedCell:
         outcome: Outcome = "refused" if self.reason == "refused" else self.path
         return CellResult(self.cell, outcome, self.reason, launches, calls, time.perf_counter() - started)
 
+    def close(self) -> None:
+        """Let go of the operands; after a huge cell, of the memory that they leave too: other workers wait for it."""
+        huge = any(tensor.is_cuda and tensor.numel() >= HUGE_ELEMENTS for tensor in tensors_of(self.args))
+        self.args, self._first = (), None
+        if huge:
+            torch.cuda.empty_cache()
+
     def _check_declared(self) -> None:
         recipe = self._recipe
         if recipe.must_launch and self.path != "fused":

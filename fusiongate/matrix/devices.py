@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,9 @@ __all__ = ["DEVICES", "Placement", "check_memory"]
 
 # Reference, kernel, their inputs' copies, and the fp32 intermediates of a chain.
 _COPIES = 24
+
+_PATIENCE_S = 60.0
+_LOOK_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +55,25 @@ def _mixed(selected: Selected) -> torch.device:
     return selected.torch_device
 
 
-def check_memory(device: torch.device, elements: int, itemsize: int) -> None:
-    """Raise `NotRun` if a cell of so many elements would not fit on a GPU."""
-    free, _ = torch.cuda.mem_get_info(device)
+def check_memory(device: torch.device, elements: int, itemsize: int, *, patience_s: float = _PATIENCE_S) -> None:
+    """Wait until a cell of so many elements fits on a GPU, beside the cells of other workers.
+
+    Raises
+    ------
+    NotRun
+        It never would, or it did not in time.
+    """
     needed = _COPIES * elements * itemsize // 2
-    if needed > free:
-        raise NotRun(f"needs {needed / 2**30:.0f} GiB of GPU memory, and {free / 2**30:.0f} are free")
+    # What this process keeps for later is as good as free.
+    torch.cuda.empty_cache()
+    deadline = time.monotonic() + patience_s
+    while True:
+        free, total = torch.cuda.mem_get_info(device)
+        if needed <= free:
+            return
+        if needed > total or time.monotonic() >= deadline:
+            raise NotRun(f"needs {needed / 2**30:.0f} GiB of GPU memory, and {free / 2**30:.0f} are free")
+        time.sleep(_LOOK_S)
 
 
 DEVICES: dict[str, Placement] = {

@@ -207,3 +207,4 @@ def fusion_case(request: pytest.FixtureRequest) -> Iterator[FusionCase]:
     log.expected = prepared.path
     yield FusionCase(prepared, log)
     log.unchecked()
+    prepared.close()
