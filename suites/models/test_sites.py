@@ -13,6 +13,7 @@ from torch import Tensor
 import fusiongate as fg
 from fusiongate import presets
 
+from .atomics import atomic_pooling
 from .catalogue import ALL
 
 if TYPE_CHECKING:
@@ -48,9 +49,14 @@ UNUSED = {"ltx2": 4}
 """Sites that a configuration leaves out: LTX-2 does not modulate its text."""
 
 
+def repeats(preset: Preset, device: torch.device) -> bool:
+    """Whether two runs give the same bits: on a GPU, atomic additions do not."""
+    return preset is not atomic_pooling or device.type == "cpu"
+
+
 @pytest.mark.parametrize("preset", ALL, ids=lambda preset: preset.name)
-def test_every_site_is_fused_or_says_why_not(preset: Preset) -> None:
-    run = presets.run_preset(preset)
+def test_every_site_is_fused_or_says_why_not(preset: Preset, fusion_device: torch.device) -> None:
+    run = presets.run_preset(preset, device=fusion_device)
 
     lines: dict[str, list[Any]] = defaultdict(list)
     for site in run.fused.sites:
@@ -69,13 +75,14 @@ def test_every_site_is_fused_or_says_why_not(preset: Preset) -> None:
         idle += not any(site.calls or site.reason for site in sites)
     assert SITES[preset.name] == len(lines)
     assert UNUSED.get(preset.name, 0) == idle
-    assert presets.first_difference(run.record.reference, run.record.fused) is None
-    assert [] == run.record.faults()
+    if repeats(preset, fusion_device):
+        assert presets.first_difference(run.record.reference, run.record.fused) is None
+        assert [] == run.record.faults()
 
 
 @pytest.mark.parametrize("preset", ALL, ids=lambda preset: preset.name)
-def test_another_seed_gives_another_digest_of_every_tensor(preset: Preset) -> None:
-    one, other = (presets.run_arm(preset, "reference", seed=seed, device=torch.device("cpu")).steps for seed in (0, 1))
+def test_another_seed_gives_another_digest_of_every_tensor(preset: Preset, fusion_device: torch.device) -> None:
+    one, other = (presets.run_arm(preset, "reference", seed=seed, device=fusion_device).steps for seed in (0, 1))
 
     found = presets.first_difference(one, other)
     assert found is not None
@@ -94,9 +101,9 @@ def nudged(gate: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return faulty
 
 
-def first_steps(preset: Preset, fault: int | None) -> Iterator[dict[str, str]]:
+def digested(preset: Preset, device: torch.device, fault: int | None) -> Iterator[dict[str, str]]:
     """Digests of a run's steps; a fault is planted at the site of that number once the first step is over."""
-    run = presets.Run(size="tiny", seed=0, device=torch.device("cpu"), arm="fused", ops=presets.usual_ops("cpu"))
+    run = presets.Run(size="tiny", seed=0, device=device, arm="fused", ops=presets.usual_ops(device))
     for number, (_, tensors) in enumerate(presets.steps_of(preset, run)):
         if number == 0 and fault is not None:
             site = [site for report in run.reports for site in report.mounted][fault]
@@ -109,16 +116,18 @@ FUSED = [preset for preset in ALL if preset.name not in {family for family, _ in
 
 
 @pytest.mark.parametrize("preset", FUSED, ids=lambda preset: preset.name)
-def test_one_ulp_at_any_single_site_changes_the_digest(preset: Preset) -> None:
+def test_one_ulp_at_any_single_site_changes_the_digest(preset: Preset, fusion_device: torch.device) -> None:
     """Each line of source once, in the first module that runs it."""
-    run = presets.run_preset(preset)
+    if not repeats(preset, fusion_device):
+        pytest.skip("not run: its digests change without a fault too")
+    run = presets.run_preset(preset, device=fusion_device)
     mounted = [site for site in run.fused.sites if site.reason is None]
     firsts: dict[str, int] = {}
     for number, site in enumerate(mounted):
         if site.calls:
             firsts.setdefault(site.name.partition(":")[2], number)
-    right = list(first_steps(preset, None))
+    right = list(digested(preset, fusion_device, None))
 
     for line, number in firsts.items():
-        changed = any(one != other for one, other in zip(right, first_steps(preset, number), strict=True))
+        changed = any(one != other for one, other in zip(right, digested(preset, fusion_device, number), strict=True))
         assert changed, line
