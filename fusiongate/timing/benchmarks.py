@@ -24,6 +24,10 @@ from fusiongate.timing.rows import SCHEMA, TimedRow
 __all__ = ["Benchmark", "DeviceBenchmark", "benchmark"]
 
 
+_COPY_UNIT = 8192
+"""Bytes: on an H200 a copy whose size is no multiple of it takes half as long again."""
+
+
 @dataclass(frozen=True, slots=True)
 class Benchmark:
     """What came of benchmarking a subject on one set of arguments."""
@@ -134,7 +138,7 @@ def benchmark(
             base = stack.enter_context(_trial(baseline, args)).kernel
             reference = Arm("base", base.call, launches=base.launches)
         with torch.no_grad():
-            copy = _copy(args, trial.reference(*args), first.device, hot=hot)
+            copy, copied = _copy(args, trial.reference(*args), first.device, hot=hot)
         chosen = [reference, trial.kernel, *(Arm(name, call) for name, call in (arms or {}).items()), copy]
         measurement = measure(chosen, args, settings=settings, timer=timer, hot=hot)
         host = {} if first.device.type == "cpu" else {arm.name: host_seconds(arm, args) for arm in chosen[:2]}
@@ -149,7 +153,7 @@ def benchmark(
             name,
             times.seconds,
             times.calls,
-            _info(measurement, name, host.get(name), paths if name == "kernel" else None),
+            _info(measurement, name, copied, host.get(name), paths if name == "kernel" else None),
         )
         for name, times in measurement.arms.items()
     )
@@ -176,28 +180,33 @@ def _trial(op: Fusion | Subject, args: tuple[Any, ...]) -> Iterator[_Trial]:
         yield _Trial(op.name, kernel, fresh.reference, lambda: fresh.counters - first_sight)
 
 
-def _copy(args: tuple[Any, ...], result: Any, device: torch.device, *, hot: bool) -> Arm:
-    """A copy that moves as many bytes as a call has to: half of them are read, half written."""
+def _copy(args: tuple[Any, ...], result: Any, device: torch.device, *, hot: bool) -> tuple[Arm, int]:
+    """A copy that reads and writes about as many bytes as a call has to, and how many they are."""
     moved = bytes_moved(args, result)
     copies = 1 if hot else copies_needed(moved, cache_bytes(device))
+    size = _COPY_UNIT * max(1, round(moved / 2 / _COPY_UNIT))
+    # Random bytes, as activations are: a memory moves zeros with less power.
     sets = [
-        tuple(torch.zeros(max(1, moved // 2), dtype=torch.uint8, device=device) for _ in range(2))
-        for _ in range(copies)
+        tuple(torch.empty(size, dtype=torch.uint8, device=device).random_() for _ in range(2)) for _ in range(copies)
     ]
-    return Arm("copy", lambda source, target: target.copy_(source), inputs=sets)
+    return Arm("copy", lambda source, target: target.copy_(source), inputs=sets), 2 * size
 
 
-def _info(measurement: Measurement, name: str, host_s: float | None, paths: Mapping[str, int] | None) -> dict[str, Any]:
+def _info(
+    measurement: Measurement, name: str, copied: int, host_s: float | None, paths: Mapping[str, int] | None
+) -> dict[str, Any]:
     times = measurement.arms[name]
+    moved = copied if name == "copy" else measurement.bytes_moved
+    rate = moved / times.median.value
     ratio = measurement.ratios.get(name)
     return {
         "fusiongate": SCHEMA,
         "median_s": _interval(times.median),
         "ratio": None if ratio is None else ratio.to_json(),
         "reference": next(iter(measurement.arms)),
-        "bytes_moved": measurement.bytes_moved,
-        "bytes_per_second": measurement.bytes_moved / times.median.value,
-        "share_of_copy_bandwidth": measurement.arms["copy"].median.value / times.median.value,
+        "bytes_moved": moved,
+        "bytes_per_second": rate,
+        "share_of_copy_bandwidth": rate / (copied / measurement.arms["copy"].median.value),
         "launches": times.launches,
         "paths": None if paths is None else dict(paths),
         "host_s": host_s,

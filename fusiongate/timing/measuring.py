@@ -18,10 +18,11 @@ from fusiongate.errors import TimingError, UsageError
 from fusiongate.timing import rotation
 from fusiongate.timing.arms import Arm
 from fusiongate.timing.clocks import Clocks, clock_reader, disturbance
+from fusiongate.timing.gpu_stopwatches import EventStopwatch, GraphStopwatch
 from fusiongate.timing.intervals import Interval, median_interval
 from fusiongate.timing.pairing import Paired, Schedule, Settings, orders, pair
 from fusiongate.timing.ratios import Ratio
-from fusiongate.timing.stopwatches import EventStopwatch, GraphStopwatch, Stopwatch, WallStopwatch
+from fusiongate.timing.stopwatches import Stopwatch, WallStopwatch
 from fusiongate.verdicts import compare
 
 __all__ = ["ArmTimes", "Measurement", "Timer", "device_of", "host_seconds", "measure"]
@@ -127,14 +128,12 @@ def measure(
         notes.append(f"not all cold: {copies} sets of inputs hold {moved * copies} bytes, and the caches {cache}")
     with torch.no_grad():
         watch = _stopwatch(arms, sets, device, timer)
-        made = [arm.launches() if arm.launches is not None else 0 for arm in arms]
+        launched = [arm.launches() if arm.launches is not None else 0 for arm in arms]
+        made = list(watch.made)
         paired, clocks, attempts, spoilt = _measured(watch, len(arms), settings, device, coin or random.Random())
         for number, arm in enumerate(arms):
-            # A replay launches without the launcher's knowledge: what a graph holds was counted while it was captured.
-            if arm.launches is not None and watch.kind != "graph":
-                _expect_launches(
-                    arm, arm.launches() - made[number], paired.seconds[:, :, number].size * watch.calls[number]
-                )
+            if arm.launches is not None:
+                _expect_launches(arm, arm.launches() - launched[number], watch.made[number] - made[number])
             _check_outputs(watch, number, arm, arms[0])
     launches = [
         None if arm.launches is None else arm.launches() - before for arm, before in zip(arms, counted, strict=True)

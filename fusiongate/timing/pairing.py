@@ -97,7 +97,7 @@ class Sampler(Protocol):
     """What takes samples: a stopwatch, or a simulation."""
 
     def sample(self, order: Sequence[int]) -> Sequence[float]:
-        """Run the arms of these numbers one after another and give the seconds of one call in each sample."""
+        """Run the arms of a unit one after another and give the seconds of one call in each sample."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,12 +158,10 @@ def pair(
         if taken and (time.perf_counter() - started) * units / len(taken) > _OVERRUN * settings.seconds:
             # The device has become slower than the plan: the cap holds, and the level was divided among all looks.
             break
-        plan = list(orders(arms, units - len(taken), coin))
-        samples = iter(sampler.sample([arm for order in plan for arm in order]))
-        for order in plan:
+        for order in orders(arms, units - len(taken), coin):
             passes = np.empty((2, arms))
-            for place, arm in enumerate(order):
-                passes[place // arms, arm] = next(samples)
+            for place, (arm, sample) in enumerate(zip(order, sampler.sample(order), strict=True)):
+                passes[place // arms, arm] = sample
             taken.append(passes)
         logs = np.log(np.asarray(taken)).mean(axis=1)
         ticks = resolution()
