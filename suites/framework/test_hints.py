@@ -385,6 +385,34 @@ def test_a_large_tensor_is_sampled_around_its_first_mismatch(monkeypatch: pytest
     assert "`x * (1 + scale)` is not rounded" in (hint(actual, modulate, args) or "")
 
 
+def test_a_large_tensor_whose_rows_cannot_be_taken_apart_is_replayed_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shift that is laid out otherwise cannot be cut together with the rows; a vector has none."""
+
+    def turned(x: Tensor, shift: Tensor) -> Tensor:
+        return 2 * (x * x) + shift.reshape(x.shape)
+
+    def planted(x: Tensor, shift: Tensor) -> Tensor:
+        return (2 * (x.float() * x.float()) + shift.float().reshape(x.shape)).to(x.dtype)
+
+    monkeypatch.setattr(hints, "_SAMPLE", 256)
+    generator = torch.Generator().manual_seed(9)
+    for x, shift in [((64, 32), (32, 64)), ((2048,), (2048,))]:
+        args = [torch.randn(shape, generator=generator).bfloat16() for shape in (x, shift)]
+        assert "no intermediate is rounded to bfloat16" in (hint(planted(*args), turned, args) or "")
+    monkeypatch.setattr(hints, "_WHOLE", 256)
+    assert hint(planted(*args), turned, args) is None
+
+
+def test_a_variant_that_gives_nearly_all_bits_is_named_where_none_gives_all() -> None:
+    args = operands(modulate, torch.bfloat16)
+    x, scale, shift = (a.float() for a in args)
+    actual = (x * (1 + scale) + shift).bfloat16()
+    wrong = (actual != modulate(*args)).flatten().nonzero()[0]
+    actual.flatten()[wrong] = modulate(*args).flatten()[wrong]
+
+    assert "no intermediate is rounded to bfloat16" in (hint(actual, modulate, args) or "")
+
+
 def test_a_reference_that_does_not_give_the_expected_is_not_believed() -> None:
     args = operands(modulate, torch.bfloat16)
     x, scale, shift = (a.float() for a in args)
