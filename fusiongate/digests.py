@@ -120,7 +120,7 @@ def _chunks(tensor: Tensor) -> Iterator[Tensor]:
         yield tensor[index]
 
 
-def _copied(chunks: Iterator[Tensor], device: torch.device) -> Iterator[Tensor]:
+def _copied(chunks: Iterator[Tensor], device: torch.device) -> Iterator[Tensor]:  # only on a GPU: pins memory
     """The chunks in pinned host memory, each while the next is on its way."""
     with torch.cuda.device(device):
         buffers = [torch.empty(_CHUNK, dtype=torch.uint8, pin_memory=True) for _ in range(2)]

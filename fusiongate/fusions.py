@@ -199,7 +199,7 @@ class Fusion:
     def _launch(self, *args: Any) -> Tensor:
         """The kernel, on the device of its operands, counted once it is launched."""
         if self._several_devices and (device := device_of(args)) is not None and device.type == "cuda":
-            with torch.cuda.device(device):
+            with torch.cuda.device(device):  # only on a GPU: a CPU is one device
                 result = self.fused(*args)
         else:
             result = self.fused(*args)
@@ -226,7 +226,7 @@ class Fusion:
     def _unverified(self, slot: Slot, args: tuple[Any, ...]) -> Tensor:
         if slot.state is State.REFUSED and not self.gate.recovers(slot):
             return self._refer(args, slot.reason)
-        if capturing(args):
+        if capturing(args):  # only on a GPU: a CPU captures nothing
             what = (
                 "a graph capture met a signature that was never seen, and recorded the reference, which the graph will "
                 "replay for as long as it lives; call fusiongate.warm_up(…) before capturing"
@@ -291,7 +291,7 @@ class Fusion:
         key = call_key(args)
         route = key if isinstance(key, str) else self._router.find(key, args, self.declines)
         if isinstance(route, Slot) and capturing(args):
-            route = Reason.CAPTURING
+            route = Reason.CAPTURING  # only on a GPU: a CPU captures nothing
         if isinstance(route, str):
             raise UsageError(f"{self.name}: nothing to verify on these arguments: they take the reference ({route})")
         with self.gate.lock:

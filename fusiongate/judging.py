@@ -158,7 +158,7 @@ class Judge:
             reason, slot.signature, f"the comparison was not possible ({reason}); the next call tries again"
         )
         if reason == Reason.OUT_OF_MEMORY and isinstance(expected, Tensor) and expected.is_cuda:
-            torch.cuda.empty_cache()
+            torch.cuda.empty_cache()  # only on a GPU: a CPU has no such cache
 
     def _story(self, what: str, args: tuple[Any, ...]) -> str:
         """What happened, where, and what to do, for the one warning."""

@@ -66,5 +66,5 @@ def _reported(differs: Tensor) -> Tensor:
     flag = differs.to(torch.int8)
     if not flag.is_cuda:
         return flag
-    pinned = torch.full((), _UNKNOWN, dtype=torch.int8, pin_memory=True)
-    return pinned.copy_(flag, non_blocking=True)
+    pinned = torch.full((), _UNKNOWN, dtype=torch.int8, pin_memory=True)  # only on a GPU: pins memory
+    return pinned.copy_(flag, non_blocking=True)  # only on a GPU: pins memory

@@ -142,7 +142,7 @@ def _fusion(kernel: str, device: torch.device) -> Fusion:
     if fusion is None:
         raise UsageError(f"no kernel {kernel!r} can be certified: expected {', '.join(KERNELS)}")
     if device.type == "cuda":
-        return fusion
+        return fusion  # only on a GPU: the device's own kernel
     assert fusion.host is not None
     return fusion.host
 

@@ -159,7 +159,7 @@ def _compiling(_device: torch.device) -> contextlib.AbstractContextManager[Any]:
 # Streams, graphs and threads ----------------------------------------------------------------------------------------
 
 
-def _captured_cold(function: Function, _device: torch.device) -> Function:
+def _captured_cold(function: Function, _device: torch.device) -> Function:  # only on a GPU: a CPU captures nothing
     """Each call is captured and replayed; nothing has been called before."""
 
     def called(*arguments: Any) -> torch.Tensor:
@@ -172,7 +172,7 @@ def _captured_cold(function: Function, _device: torch.device) -> Function:
     return called
 
 
-def _captured_warm(function: Function, _device: torch.device) -> Function:
+def _captured_warm(function: Function, _device: torch.device) -> Function:  # only on a GPU: a CPU captures nothing
     """Called plainly, then captured and replayed, then replayed on changed inputs."""
     static: list[Arguments] = []
     graph = torch.cuda.CUDAGraph()
@@ -197,7 +197,7 @@ def _captured_warm(function: Function, _device: torch.device) -> Function:
     return called
 
 
-def _on_side_stream(function: Function, device: torch.device) -> Function:
+def _on_side_stream(function: Function, device: torch.device) -> Function:  # only on a GPU: a CPU has no streams
     """On a stream of its own, behind a sleep and a late write of the first operand: nothing but stream order helps."""
     stream = torch.cuda.Stream(device)
     calls = iter(range(3))

@@ -168,7 +168,7 @@ class Matrix:
         if elements >= HUGE_ELEMENTS:
             if where.type == "cpu":
                 raise NotRun(f"needs a GPU: {elements:,} elements")
-            check_memory(where, elements, self._dtypes[cell.dtype].main.itemsize)
+            check_memory(where, elements, self._dtypes[cell.dtype].main.itemsize)  # only on a GPU: huge cells
         prepared = PreparedCell(
             Recipe(
                 cell=cell,

@@ -44,7 +44,7 @@ def _select(config: pytest.Config) -> Selected:
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     index = asked.device_index or 0
     if index < count:
-        return Selected("cuda", index)
+        return Selected("cuda", index)  # only on a GPU: none is selected elsewhere
     if asked.device == "auto" and not asked.require_fused:
         return Selected("host")
     if asked.require_fused:
@@ -82,7 +82,7 @@ def pytest_report_header(config: pytest.Config) -> str:
     selected = config.stash.get(_KEY, None)
     if selected is None or selected.kind == "host":
         return f"fusiongate: device {options(config).device_name}"
-    torch = sys.modules["torch"]
+    torch = sys.modules["torch"]  # only on a GPU: the host has no name
     return f"fusiongate: device cuda:{selected.index} ({torch.cuda.get_device_name(selected.index)})"
 
 

@@ -88,7 +88,7 @@ def usual_ops(device: torch.device | str) -> tuple[Fusion, ...]:
     if torch.device(device).type == "cpu":
         hosts = (kernels.modulate.host, kernels.modulate_fp32.host)
         return tuple(op for op in hosts if op is not None)
-    return (
+    return (  # only on a GPU: a CPU has host builds
         kernels.modulate,
         kernels.modulate_fp32,
         kernels.rms_norm_modulate,
@@ -196,7 +196,7 @@ def run_arm(
 
 
 def _finish(device: torch.device) -> None:
-    if device.type == "cuda":
+    if device.type == "cuda":  # only on a GPU: a CPU has finished when it returns
         torch.cuda.synchronize(device)
 
 

@@ -71,7 +71,7 @@ def _compiled(model: nn.Module) -> nn.Module:
 
 
 def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
+    if device.type == "cuda":  # only on a GPU: a CPU has finished when it returns
         torch.cuda.synchronize(device)
 
 

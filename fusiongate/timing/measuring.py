@@ -202,14 +202,14 @@ def device_of(args: tuple[Any, ...]) -> torch.device:
 
 
 def _synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
+    if device.type == "cuda":  # only on a GPU: a CPU has finished when it returns
         torch.cuda.synchronize(device)
 
 
 def _stopwatch(arms: Sequence[Arm], sets: Sequence[tuple[Any, ...]], device: torch.device, timer: Timer) -> Stopwatch:
     if device.type == "cpu":
         return WallStopwatch(arms, sets)
-    with torch.cuda.device(device):
+    with torch.cuda.device(device):  # only on a GPU: a CPU has one stopwatch
         stream = torch.cuda.Stream(device)
         stream.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(stream):
@@ -228,7 +228,7 @@ def _stopwatch(arms: Sequence[Arm], sets: Sequence[tuple[Any, ...]], device: tor
             return events
 
 
-def _captured(
+def _captured(  # only on a GPU: a CPU captures nothing
     arms: Sequence[Arm],
     sets: Sequence[tuple[Any, ...]],
     device: torch.device,

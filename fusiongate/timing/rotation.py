@@ -27,8 +27,8 @@ def cache_bytes(device: torch.device) -> int:
     """The bytes of all the device's shared caches: L2, and on AMD the large last level that torch does not know."""
     if device.type == "cpu":
         return _cpu_cache_bytes(_CPU_CACHES)
-    l2 = int(torch.cuda.get_device_properties(device).L2_cache_size)
-    return l2 + (_last_level_bytes(_TOPOLOGY) if torch.version.hip else 0)
+    l2 = int(torch.cuda.get_device_properties(device).L2_cache_size)  # only on a GPU: its own cache
+    return l2 + (_last_level_bytes(_TOPOLOGY) if torch.version.hip else 0)  # only on a GPU: its own cache
 
 
 def _last_level_bytes(topology: Path) -> int:
