@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from fusiongate.certificates import KERNELS, Certificate, certify, counterexample
+from fusiongate.certificates import KERNELS, Certificate, certify, counterexample, device_named
+from fusiongate.certificates.evidence import evidence
 from fusiongate.certificates.operands import all_values, chosen, fp32_from, on_ties
 from fusiongate.certificates.trials import Trials
 from fusiongate.errors import UsageError
@@ -210,3 +211,54 @@ def test_a_kernel_that_declines_the_operands_is_not_tried() -> None:
     fusion = Fusion("modulate", reference=modulate, fused=modulate, declines=lambda *args: "dtype")
     with pytest.raises(UsageError, match=r"modulate cannot be certified here: it declines its operands \(dtype\)"):
         certify("modulate", "bf16", CPU, sample=1, fusion=fusion)
+
+
+def test_a_norm_without_a_witness_shows_nothing_but_outputs() -> None:
+    fusion = Fusion("norm", reference=modulate, fused=modulate)
+    with pytest.raises(UsageError, match="norm names no witness, so there is nothing to compare but outputs"):
+        evidence("norm", fusion, torch.bfloat16, CPU, 1)
+
+
+def test_a_norm_that_declines_the_rows_is_not_tried() -> None:
+    fusion = Fusion(
+        "norm", reference=modulate, fused=modulate, declines=lambda *_: "dtype", witness=(modulate, modulate)
+    )
+    with pytest.raises(UsageError, match=r"norm cannot be tried here: it declines its operands \(dtype\)"):
+        evidence("norm", fusion, torch.bfloat16, CPU, 1)
+
+
+# The device ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "gpus", "expected"),
+    [
+        ("host", 2, "cpu"),
+        ("auto", 0, "cpu"),
+        ("auto", 2, "cuda:0"),
+        ("cuda", 1, "cuda:0"),
+        ("cuda:1", 2, "cuda:1"),
+    ],
+)
+def test_a_device_is_named_as_the_plugin_names_it(
+    name: str, gpus: int, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    assert torch.device(expected) == device_named(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("gpu", "device 'gpu': expected auto, host, cuda or cuda:<number>"),
+        ("auto:0", "device 'auto:0': expected auto, host, cuda or cuda:<number>"),
+        ("cuda:1", f"device cuda:1: torch {torch.__version__} sees 1 GPUs here; --device=host takes the CPU"),
+    ],
+)
+def test_a_device_that_is_not_here_is_one_line(name: str, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(UsageError) as raised:
+        device_named(name)
+    assert expected == str(raised.value)

@@ -7,13 +7,14 @@ import json
 import platform
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from fusiongate import switches
+from fusiongate import platforms, switches
 from fusiongate.errors import UsageError
 from fusiongate.platforms import Environment, environment, platform_of
 
@@ -209,3 +210,56 @@ def test_the_module_loads_without_torch() -> None:
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
 
     assert told.stdout == "False\n"
+
+
+def driver(monkeypatch: pytest.MonkeyPatch, amd: bool, **nvml: object) -> str | None:
+    """The driver's version as it is found anew, by way of an NVML with these functions."""
+    fake = SimpleNamespace(**{"nvmlInit": lambda: None, "nvmlShutdown": lambda: None, **nvml})
+    monkeypatch.setitem(sys.modules, "pynvml", fake)
+    return platforms._driver.__wrapped__(amd)
+
+
+@pytest.mark.parametrize("answer", ["580.95", b"580.95"], ids=["text", "bytes"])
+def test_an_nvidia_drivers_version_is_nvmls(monkeypatch: pytest.MonkeyPatch, answer: str | bytes) -> None:
+    """Older releases of the library answer in bytes."""
+    assert "580.95" == driver(monkeypatch, amd=False, nvmlSystemGetDriverVersion=lambda: answer)
+
+
+def test_a_driver_that_does_not_answer_has_no_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed = []
+
+    def refuse() -> str:
+        raise RuntimeError("NVML: driver not loaded")
+
+    assert driver(monkeypatch, False, nvmlSystemGetDriverVersion=refuse, nvmlShutdown=lambda: closed.append(1)) is None
+    assert [1] == closed
+
+
+@pytest.mark.parametrize(("written", "expected"), [("6.12.12\n", "6.12.12"), ("\n", None), (None, None)])
+def test_an_amd_drivers_version_is_its_modules(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, written: str | None, expected: str | None
+) -> None:
+    version = tmp_path / "version"
+    if written is not None:
+        version.write_text(written)
+    monkeypatch.setattr(platforms, "Path", lambda place: {"/sys/module/amdgpu/version": version}[place])
+    assert expected == driver(monkeypatch, amd=True)
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        ("processor\t: 0\nmodel name\t: Some CPU @ 3 GHz\n", "Some CPU @ 3 GHz"),
+        ("processor\t: 0\n", "what Python says"),
+        (None, "what Python says"),
+    ],
+)
+def test_a_cpus_name_is_its_model_where_linux_tells_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, written: str | None, expected: str
+) -> None:
+    cpuinfo = tmp_path / "cpuinfo"
+    if written is not None:
+        cpuinfo.write_text(written)
+    monkeypatch.setattr(platforms, "Path", lambda place: {"/proc/cpuinfo": cpuinfo}[place])
+    monkeypatch.setattr(platform, "processor", lambda: "what Python says")
+    assert expected == platforms._cpu_name.__wrapped__()

@@ -131,6 +131,35 @@ def test_two_modules_cannot_declare_one_name() -> None:
         declared("steady", steady.steps, sizes=["tiny"], devices=["cpu"], needs=[], module="pytest")
 
 
+def test_what_prepares_a_model_has_the_last_word() -> None:
+    """A timing compiles the models of a preset by this way, after they were filled and mounted."""
+    seen: list[torch.nn.Module] = []
+
+    def replaced(model: torch.nn.Module) -> torch.nn.Module:
+        seen.append(model)
+        return torch.nn.Identity()
+
+    run = Run(size="tiny", seed=0, device=CPU, arm="reference", prepare=replaced)
+    assert isinstance(run.model("model", Modulated), torch.nn.Identity)
+    (filled,) = seen
+    assert isinstance(filled, Modulated)
+    assert filled.out.weight.abs().max() > 0
+
+
+def test_parts_of_a_model_stay_in_fp32_where_a_preset_says_so() -> None:
+    run = Run(size="tiny", seed=0, device=CPU, arm="reference")
+    model = run.model("model", Modulated, in_fp32=["out"])
+    assert {torch.bfloat16} == {model.rows.weight.dtype, model.rows.bias.dtype}
+    assert {torch.float32} == {model.out.weight.dtype, model.out.bias.dtype}
+
+
+def test_uniform_numbers_lie_between_zero_and_one_and_follow_the_seed() -> None:
+    one, other = (Run(size="tiny", seed=seed, device=CPU, arm="reference").uniform("x", 1000) for seed in (0, 1))
+    assert torch.bfloat16 == one.dtype
+    assert 0 <= one.min() < 0.05 < 0.95 < one.max() <= 1
+    assert not torch.equal(one, other)
+
+
 def test_an_unknown_preset_lists_the_known_ones() -> None:
     with pytest.raises(UsageError, match=r"no preset 'sturdy'.*steady"):
         lookup("sturdy")
@@ -142,6 +171,13 @@ def test_what_is_missing_for_a_preset_is_said(named: str) -> None:
     assert "no_such_module not installed: pip install 'fusiongate[models]'" == missing_for(demanding, "tiny", CPU)
     assert "it has no size 'real'" == missing_for(steady, "real", CPU)
     assert missing_for(steady, "tiny", CPU) is None
+    PRESETS.pop(named)
+    large = preset(named, sizes=["tiny", "real"], devices=["cuda", "cpu"])(lambda run: iter(()))
+    assert "the real size needs a GPU" == missing_for(large, "real", CPU)
+    assert missing_for(large, "real", torch.device("cuda")) is None
+    PRESETS.pop(named)
+    elsewhere = preset(named, devices=["cuda"])(lambda run: iter(()))
+    assert "it runs on cuda only" == missing_for(elsewhere, "tiny", CPU)
     assert Path(__file__).with_name("toy_presets.py") == steady.file
 
 

@@ -12,7 +12,7 @@ from fusiongate.errors import UsageError
 from fusiongate.fusions import Fusion
 from fusiongate.kernels import modulate
 from fusiongate.sabotage import COMPILED, GENERIC, SABOTEURS, Detector, Outcome, saboteur, summary, table
-from fusiongate.sabotage.page import page
+from fusiongate.sabotage.page import _write, page
 from fusiongate.sabotage.saboteurs import declared
 
 from .projects import Project
@@ -128,6 +128,13 @@ def test_what_is_declared_and_was_not_looked_at_counts_as_missed() -> None:
 def test_the_page_is_the_registrys() -> None:
     written = (CHECKOUT / "docs" / "sabotage.md").read_text(encoding="utf-8")
     assert page() == written, "run python -m fusiongate.sabotage.page docs/sabotage.md"
+
+
+def test_the_page_is_written_where_it_is_told(tmp_path: Path) -> None:
+    _write([str(tmp_path / "page.md")])
+    assert page() == (tmp_path / "page.md").read_text(encoding="utf-8")
+    with pytest.raises(UsageError, match="expected one argument, the file to write"):
+        _write([])
 
 
 def test_every_saboteur_declares_somebody() -> None:

@@ -75,6 +75,7 @@ def test_a_kernel_whose_reference_became_faster_fails_by_its_ratio(base: Path, t
     new = write_run(tmp_path / "new.json", row(ratio=0.21), row(OTHER))
     judgement = judge(read_run(base), read_run(new), [FailOn.parse("slower:1%")])
     assert ["ratio"] == [failure.split(": ")[1].split()[0] for failure in judgement.failures]
+    assert next(judgement.lines()).endswith(": its reference has become faster")
 
 
 def test_a_change_that_the_intervals_leave_open_is_inconclusive(base: Path, tmp_path: Path) -> None:
@@ -195,6 +196,11 @@ def test_the_markdown_is_a_table_with_a_row_for_each_kernel(
     assert lines[2].startswith("| `modulate[1x14592x4096-bfloat16-kernel]` | 60.00 | 66.00 | slower +10.00% (")
     assert [5 + 1] * 4 == [line.count("|") for line in lines[:4]]
     assert lines[5].startswith("- failed: ")
+
+
+def test_a_table_without_anything_to_add_ends_with_its_last_row(base: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert 0 == judged(base, base, "--markdown")
+    assert ["| `modulate", "| `rms_norm"] == [line[:11] for line in capsys.readouterr().out.splitlines()[2:]]
 
 
 def test_the_committed_form_has_no_samples_and_is_judged_all_the_same(base: Path, tmp_path: Path) -> None:

@@ -67,3 +67,17 @@ def test_kernels_that_do_not_work_with_this_library_are_refused_with_the_reason(
     with refused, kernels_at("HEAD", repository):
         pass
     assert not [known for known in sys.modules if known.startswith("fusiongate_kernels_at_")]
+
+
+def test_a_folder_that_is_no_package_is_refused(repository: Path) -> None:
+    git(repository, "rm", "--quiet", "--force", "kernels/__init__.py")
+    git(repository, "commit", "--quiet", "-m", "no package")
+    refused = pytest.raises(UsageError, match="revision HEAD: its kernels/ is no Python package")
+    with refused, kernels_at("HEAD", repository):
+        pass
+
+
+def test_a_machine_without_git_is_told_so(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(repository))
+    with pytest.raises(UsageError, match="revision HEAD: git cannot be run: "), kernels_at("HEAD", repository):
+        pass
