@@ -5,14 +5,20 @@ from __future__ import annotations
 import importlib
 import inspect
 import json
+import linecache
+import types
 from pathlib import Path
+from types import FunctionType
 
 import pytest
-from torch import nn
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from fusiongate.cli import main
 from fusiongate.errors import UsageError
 from fusiongate.scanning import scan
+from fusiongate.scanning.sources import NoSource, source_of
+from fusiongate.scanning.targets import named_target
 
 from . import scanned_models
 from .scanned_models import FORMS, LEFT_ALONE, NOT_MOUNTABLE, CompositeNorm, Layered, ReadTwice
@@ -204,3 +210,66 @@ def test_the_command_says_in_a_line_what_it_cannot_scan(
     error = capsys.readouterr().err
     assert message in error
     assert 1 == error.count("\n")
+
+
+class Awkward(nn.Module):
+    """Norms that are none, and a forward that no file holds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm_of = len
+        self.made_norm = types.new_class("MadeNorm", (nn.Module,))()
+        self.made_norm.eps = 1e-6
+        self.builtin_norm = types.new_class("BuiltinNorm", (nn.Module,), exec_body=self.fill)()
+        self.builtin_norm.eps = 1e-6
+
+    @staticmethod
+    def fill(namespace: dict[str, object]) -> None:
+        exec(compile("def forward(self, x):\n    return x", "<nowhere>", "exec"), namespace)
+
+    def forward(self, x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+        first = self.norm_of(x) * (1 + scale) + shift
+        second = self.made_norm(first) * (1 + scale) + shift
+        third = self.builtin_norm(second) * (1 + scale) + shift
+        return F.rms_norm(third) * (1 + scale) + shift
+
+
+def test_a_norm_that_cannot_be_looked_into_is_not_folded_in() -> None:
+    assert [
+        "self.norm_of is no module",
+        "no kernel repeats a MadeNorm",
+        "no kernel repeats a BuiltinNorm",
+        "it is a function, which may be called with anything",
+    ] == [site.norm_note for site in scan(Awkward())]
+
+
+def test_a_function_that_no_file_holds_has_no_source() -> None:
+    namespace: dict[str, FunctionType] = {}
+    exec(compile("def made(x):\n    return x", "<nowhere>", "exec"), namespace)
+    with pytest.raises(NoSource, match="its source <nowhere> cannot be read"):
+        source_of(namespace["made"])
+
+
+def test_a_file_that_is_python_no_more_has_no_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "broken_model.py"
+    path.write_text("def made(x):\n    return x\n", encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    made = importlib.import_module("broken_model").made
+    path.write_text("def made(x:\n", encoding="utf-8")
+    linecache.checkcache()
+    with pytest.raises(NoSource, match=r"its source .*broken_model\.py is no Python"):
+        source_of(made)
+
+
+def test_a_lambda_is_no_function_of_a_file() -> None:
+    """Its name stands in no `def`."""
+    double = lambda x: 2 * x
+    assert isinstance(double, FunctionType)
+    with pytest.raises(NoSource, match=r"line \d+ of .*test_scan\.py defines no function <lambda>"):
+        source_of(double)
+
+
+def test_a_file_without_a_python_name_cannot_be_scanned(tmp_path: Path) -> None:
+    (tmp_path / "folder.py").mkdir()
+    with pytest.raises(UsageError, match=r"folder\.py: it cannot be imported"):
+        named_target(str(tmp_path / "folder.py"))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import functools
 import traceback
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -298,3 +300,34 @@ def test_a_fall_back_inside_a_rewired_model_can_be_forbidden() -> None:
 
     with rewired(model, [declining]), require_fused(), pytest.raises(FallbackError, match=r"Plain:scanned_models\.py"):
         model(*inputs())
+
+
+def test_what_is_no_fusion_cannot_be_mounted() -> None:
+    refused = pytest.raises(UsageError, match=r"rewired: 3 is no Fusion: expected ops such as fusiongate\.kernels\.")
+    with refused, rewired(scanned_models.Normed(), [3]):  # type: ignore[list-item]
+        pass
+
+
+def tabled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Decorates with a function that keeps the other in a table."""
+    table = [function]
+
+    @functools.wraps(function)
+    def called(*args: Any) -> Tensor:
+        return table[0](*args)
+
+    return called
+
+
+class OfATable(nn.Module):
+    @tabled
+    def forward(self, x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+        return x * (1 + scale) + shift
+
+
+def test_a_decorator_that_hides_its_function_leaves_no_place_for_a_gate() -> None:
+    model = OfATable()
+    with rewired(model, ops()) as report:
+        (site,) = report.sites
+        assert "its decorator keeps the function where it cannot be replaced" == site.reason
+        assert torch.equal(torch.tensor([7.0]), model(*(torch.tensor([value]) for value in (2.0, 2.0, 1.0))))
