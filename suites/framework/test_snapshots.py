@@ -34,7 +34,7 @@ def declare(name):
     def steps(run):
         x = run.normal(name, 2, 8, dtype=torch.float32)
         yield "first", {"x": x}
-        x = x * 2 + changed(run)
+        x = x * float(os.environ.get("FACTOR", 2)) + changed(run)
         yield "second", {"x": x, "y": x.clone()}
     return steps
 
@@ -43,16 +43,20 @@ one, two = declare("one"), declare("two")
 @preset("restless")
 def restless(run):
     generator = torch.Generator().manual_seed(os.getpid() if "STEADY" not in os.environ else 1)
-    yield "output", {"x": torch.rand(4, generator=generator)}
+    yield "output", {"x": torch.rand(4, generator=generator) + changed(run)}
 
 @preset("idle")
 def idle(run):
     yield "output", {"x": torch.zeros(4)}
+
+@preset("elsewhere", devices=["cuda"])
+def elsewhere(run):
+    yield "output", {"x": run.normal("x", 4)}
 '''
 
 TESTS = """
 import pytest
-from project_presets import idle, one, restless, two
+from project_presets import elsewhere, idle, one, restless, two
 
 @pytest.mark.preset(one)
 def test_one(md5_snapshot):
@@ -67,6 +71,9 @@ def test_restless(md5_snapshot):
 def test_idle(md5_snapshot):
     md5_snapshot.check(idle)
 
+def test_elsewhere(md5_snapshot):
+    md5_snapshot.check(elsewhere)
+
 def test_nothing(md5_snapshot):
     md5_snapshot.check()
 """
@@ -79,7 +86,7 @@ def project(project: Project) -> Iterator[Project]:
     project.write("test_digests.py", TESTS)
     project.write("pytest.ini", "[pytest]\npythonpath = .\nfusiongate_snapshots = kept\nfusiongate_device = host\n")
     yield project
-    for name in ("one", "two", "restless", "idle"):
+    for name in ("one", "two", "restless", "idle", "elsewhere"):
         PRESETS.pop(name, None)
 
 
@@ -231,6 +238,21 @@ def test_a_preset_that_does_not_repeat_gets_a_finding_and_never_an_md5(project: 
     assert "nondeterministic" == row.payload["outcome"]
 
 
+def test_a_preset_without_an_md5_is_held_to_agree_with_deterministic_operators(project: Project) -> None:
+    project.run("-k", "restless", "--snapshot-update").assert_outcomes(passed=1)
+
+    project.run("-k", "restless").assert_outcomes(passed=1)
+
+    project.setenv("KERNEL", "1")
+    result = project.run("-k", "restless")
+    result.assert_outcomes(failed=1)
+    result.stdout.re_match_lines(
+        [r"preset 'restless', .*: with deterministic operators the arm with kernels differs, first at step 'output'.*"]
+    )
+    (row,) = project.ledger.of_kind("digest")
+    assert "red" == row.payload["outcome"]
+
+
 def test_a_recorded_preset_that_stops_repeating_is_told_from_one_that_changed(
     project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -275,3 +297,28 @@ def test_a_write_that_is_interrupted_leaves_the_old_file(tmp_path: Path, monkeyp
 
     assert "old" == path.read_text(encoding="utf-8")
     assert [path] == list(tmp_path.iterdir())
+
+
+def test_an_output_that_proves_nothing_any_more_is_no_baseline(recorded: Project) -> None:
+    recorded.setenv("FACTOR", "0")
+
+    result = recorded.run("-k", "one")
+
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["preset 'one': it proves nothing: *all elements are the same*"])
+
+
+def test_a_preset_for_other_devices_is_not_run(project: Project) -> None:
+    result = project.run("-k", "elsewhere", "-rs")
+
+    result.assert_outcomes(skipped=1)
+    result.stdout.fnmatch_lines(["*not run: it runs on cuda only"])
+
+
+def test_a_project_that_names_no_folder_is_told_how_to(project: Project) -> None:
+    project.write("pytest.ini", "[pytest]\npythonpath = .\nfusiongate_device = host\n")
+
+    result = project.run("-k", "one")
+
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["no folder of snapshots: set fusiongate_snapshots in the ini file, or give *"])
