@@ -16,6 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Self
 
+from ._reading import parse_json, read_bytes
 from .errors import LedgerError
 
 __all__ = ["KINDS", "SCHEMA", "Ledger", "Row", "Writer", "environment_key", "read"]
@@ -34,6 +35,9 @@ _FIELDS: Mapping[str, type] = {
     "environment": str,
     "payload": dict,
 }
+
+_BEGINNING = b'{"schema":'
+"""How every row begins."""
 
 _logger = logging.getLogger("fusiongate")
 
@@ -139,7 +143,9 @@ class Writer:
                 _cut_torn_line(self.path)
                 # Without a buffer of our own, one row is one write: rows of two runs on one file cannot interleave.
                 self._stream = self.path.open("ab", buffering=0)
-            self._stream.write(line)
+            # A file system that fills up takes the beginning of a row, and refuses only what is written after that.
+            while line:
+                line = line[self._stream.write(line) :]
         except OSError as error:
             raise LedgerError(f"{self.path}: the ledger could not be written: {error}") from error
         self.count += 1
@@ -163,14 +169,21 @@ class Writer:
 def _cut_torn_line(path: Path) -> None:
     if not path.exists():
         return
-    content = path.read_bytes()
+    content = read_bytes(path)
     whole = content.rfind(b"\n") + 1
     if whole == len(content):
         return
+    _check_torn(path, content[whole:])
     _logger.warning(
         "%s: cut off %d bytes of a row that an earlier, killed run had half written", path, len(content) - whole
     )
     os.truncate(path, whole)
+
+
+def _check_torn(path: Path, tail: bytes) -> None:
+    # Somebody's file that happens to lack its last end of line is no row that was cut short, and nothing to cut off.
+    if not tail.startswith(_BEGINNING[: len(tail)]):
+        raise LedgerError(f"{path}: its last line is not the beginning of a ledger row: expected {_BEGINNING.decode()}")
 
 
 def environment_key(environment: Mapping[str, Any]) -> str:
@@ -190,9 +203,9 @@ def read(path: str | os.PathLike[str]) -> Ledger:
     """
     path = Path(path)
     try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise LedgerError(f"{path}: the ledger could not be read: {error.strerror}") from error
+        content = read_bytes(path)
+    except (OSError, ValueError) as error:
+        raise LedgerError(f"{path}: the ledger could not be read: {getattr(error, 'strerror', error)}") from error
     lines = content.split(b"\n")
     tail = lines.pop()
     rows: list[Row] = []
@@ -209,6 +222,7 @@ def read(path: str | os.PathLike[str]) -> Ledger:
         rows.append(row)
     torn = None
     if tail:
+        _check_torn(path, tail)
         torn = (
             f"{path}, line {len(lines) + 1}: half a row of {len(tail)} bytes: the run was killed while it was written"
         )
@@ -218,7 +232,7 @@ def read(path: str | os.PathLike[str]) -> Ledger:
 def _parse(path: Path, number: int, line: bytes) -> Row:
     where = f"{path}, line {number}"
     try:
-        fields = json.loads(line)
+        fields = parse_json(line)
     except ValueError as error:
         raise LedgerError(f"{where}: not JSON: {error}") from error
     if not isinstance(fields, dict):

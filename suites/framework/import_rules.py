@@ -8,7 +8,7 @@ from pathlib import Path
 
 LAYERS = (
     ("errors",),
-    ("_atomic", "admissions", "platforms", "switches"),
+    ("_atomic", "_reading", "admissions", "platforms", "switches"),
     (
         "bits",
         "contracts",

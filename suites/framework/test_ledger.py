@@ -103,6 +103,7 @@ def test_a_torn_last_line_is_cut_off_before_a_new_row(path: Path, caplog: pytest
     "line, complaint",
     [
         pytest.param("{", "not JSON: Expecting property name", id="not-json"),
+        pytest.param("[" * 100_000, "not JSON: nested too deeply", id="nested-too-deeply"),
         pytest.param("[]", "expected a JSON object, got list", id="not-an-object"),
         pytest.param("", "not JSON: Expecting value", id="empty-line"),
         pytest.param(json.dumps(fields(schema=2)), "schema 2 is not known: expected 1; read", id="foreign-schema"),
@@ -135,6 +136,43 @@ def test_a_ledger_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     writer = ledger.Writer(tmp_path / "file" / "ledger.jsonl", "r1")
     with pytest.raises(LedgerError, match=r"ledger\.jsonl: the ledger could not be written: "):
         writer.append("run", "environment", "e", {})
+
+
+@pytest.mark.parametrize("device", ["/dev/full", "/dev/zero"])
+def test_a_device_is_no_ledger(device: str) -> None:
+    """Reading it would not end."""
+    with pytest.raises(LedgerError, match=f"{device}: the ledger could not be read: Not a regular file"):
+        ledger.read(device)
+    with pytest.raises(LedgerError, match=f"{device}: the ledger could not be written: .*Not a regular file"):
+        ledger.Writer(Path(device), "r1").append("run", "environment", "e", {})
+
+
+def test_another_file_without_an_end_of_line_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_text("half a line")
+    for attempt in (lambda: ledger.read(path), lambda: ledger.Writer(path, "r1").append("run", "environment", "e", {})):
+        with pytest.raises(LedgerError, match=r"notes\.txt: its last line is not the beginning of a ledger row"):
+            attempt()
+    assert path.read_text() == "half a line"
+
+
+def test_a_disk_that_fills_up_in_the_middle_of_a_row_is_told(path: Path) -> None:
+    """The operating system takes the row's beginning without an error: the limit on a file's size does the same."""
+    program = f"""
+import pathlib, resource, signal
+from fusiongate import ledger
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (200, 200))
+writer = ledger.Writer(pathlib.Path({str(path)!r}), "r1")
+try:
+    writer.append("run", "environment", "e", {{"text": "x" * 400}})
+except ledger.LedgerError as error:
+    print(error)
+"""
+    told = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout
+    assert told.startswith(f"{path}: the ledger could not be written: ")
+    assert path.stat().st_size == 200
+    assert ledger.read(path).torn is not None
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), object()], ids=["nan", "inf", "object"])
