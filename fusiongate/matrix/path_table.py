@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fusiongate import _atomic
+from fusiongate._reading import parse_json, read_bytes
 from fusiongate.errors import SnapshotError, UsageError
 from fusiongate.matrix.cells import CellResult
 
@@ -69,23 +70,34 @@ class PathTable:
             There is none, or it cannot be read.
         """
         try:
-            text = path.read_text(encoding="utf-8")
+            content = read_bytes(path)
         except FileNotFoundError as error:
             raise SnapshotError(f"{path}: there is no path table; {_RECORD}") from error
+        except OSError as error:
+            raise SnapshotError(f"{path}: the path table cannot be read: {error.strerror}") from error
         try:
-            data = json.loads(text)
+            data = parse_json(content)
             paths = {cell: (taken, reason) for cell, (taken, reason) in data["paths"].items()}
             return cls(data["subject"], data["sources"], paths)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise SnapshotError(f"{path}: the path table is damaged ({error!r}); {_RECORD}") from error
 
     def save(self, path: Path) -> None:
-        """Write the table whole or not at all, one cell a line and sorted, so that a change reads well in a diff."""
+        """Write the table whole or not at all, one cell a line and sorted, so that a change reads well in a diff.
+
+        Raises
+        ------
+        SnapshotError
+            It cannot be written there.
+        """
         rows = ",\n".join(
             f"    {json.dumps(cell)}: {json.dumps(list(row))}" for cell, row in sorted(self.paths.items())
         )
         head = f'"subject": {json.dumps(self.subject)},\n  "sources": {json.dumps(self.sources)}'
-        _atomic.write_text(path, f'{{\n  {head},\n  "paths": {{\n{rows}\n  }}\n}}\n')
+        try:
+            _atomic.write_text(path, f'{{\n  {head},\n  "paths": {{\n{rows}\n  }}\n}}\n')
+        except OSError as error:
+            raise SnapshotError(f"{path}: the path table cannot be written: {error.strerror}") from error
 
     def updated(self, newer: PathTable) -> PathTable:
         """This table with the rows of a newer one; rows that the newer run did not reach stay.

@@ -11,6 +11,7 @@ from typing import Any, Self
 
 import torch
 
+from fusiongate._reading import parse_json, read_bytes
 from fusiongate.errors import SnapshotError, UsageError
 from fusiongate.platforms import Environment
 
@@ -101,7 +102,7 @@ def loads(text: str, where: str) -> PresetRecord | Nondeterministic:
         If it is none; the message begins with ``where``.
     """
     try:
-        fields = json.loads(text)
+        fields = parse_json(text)
         if isinstance(fields, Mapping) and fields.get("class") == "nondeterministic":
             return Nondeterministic.from_json(fields)
         return PresetRecord.from_json(fields)
@@ -118,11 +119,11 @@ def load(path: Path) -> PresetRecord | Nondeterministic | None:
         If the file is damaged.
     """
     try:
-        return loads(path.read_text(encoding="utf-8"), str(path))
+        return loads(read_bytes(path).decode(), str(path))
     except FileNotFoundError:
         return None
-    except OSError as error:
-        raise SnapshotError(f"{path}: {error.strerror}") from error
+    except (OSError, ValueError) as error:
+        raise SnapshotError(f"{path}: cannot be read: {getattr(error, 'strerror', error)}") from error
 
 
 def establish(

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from fusiongate._reading import parse_json, read_bytes
 from fusiongate.errors import UsageError
 from fusiongate.platforms import Environment
 from fusiongate.timing.rows import SCHEMA
@@ -69,7 +69,7 @@ def read_run(path: Path) -> Run:
         The file cannot be read, is cut short, or holds no timings of ours; in one line.
     """
     try:
-        record = json.loads(path.read_text(encoding="utf-8"))
+        record = parse_json(read_bytes(path))
     except OSError as error:
         raise UsageError(f"{path}: cannot be read: {error.strerror or error}") from error
     except ValueError as error:

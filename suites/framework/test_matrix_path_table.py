@@ -61,6 +61,13 @@ def test_a_damaged_file_is_told(tmp_path: Path, text: str) -> None:
         PathTable.load(tmp_path / "modulate.json")
 
 
+def test_a_folder_in_a_table_s_place_is_told(tmp_path: Path) -> None:
+    with pytest.raises(SnapshotError, match="the path table cannot be read: Is a directory"):
+        PathTable.load(tmp_path)
+    with pytest.raises(SnapshotError, match="the path table cannot be written: "):
+        PathTable("toy", "", {}).save(tmp_path)
+
+
 def test_a_missing_file_is_told(tmp_path: Path) -> None:
     with pytest.raises(SnapshotError, match="there is no path table; run pytest --fusiongate-update-paths"):
         PathTable.load(tmp_path / "modulate.json")

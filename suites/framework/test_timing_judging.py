@@ -145,6 +145,12 @@ def test_a_file_without_timings_of_ours_is_refused_in_one_line(
     assert "holds no timings of fusiongate's" in refusal(capsys)
 
 
+@pytest.mark.parametrize("device", ["/dev/zero", "/dev/full"])
+def test_a_device_is_refused_in_one_line(device: str, base: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert 2 == judged(base, Path(device))
+    assert f"{device}: cannot be read: Not a regular file" in refusal(capsys)
+
+
 def test_a_file_that_is_not_there_is_refused_in_one_line(
     base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
