@@ -16,6 +16,7 @@ from pathlib import Path
 
 import platformdirs
 
+from fusiongate._reading import parse_json, read_bytes
 from fusiongate.errors import BuildError
 
 __all__ = ["CACHE_VARIABLE", "Entry", "Manifest", "cache_folder", "cached_entries", "disk_errors", "private_folder"]
@@ -70,7 +71,7 @@ class Entry:
     def manifest(self) -> Manifest | None:
         """Return what is written beside the library, or None when nothing readable is."""
         try:
-            told = json.loads((self.folder / "manifest.json").read_text(encoding="utf-8"))
+            told = parse_json(read_bytes(self.folder / "manifest.json"))
             return Manifest(**{**told, "flags": tuple(told["flags"])})
         except (OSError, ValueError, TypeError, KeyError):
             return None
@@ -82,7 +83,7 @@ class Entry:
             return None
         private_folder(self.folder)
         try:
-            actual = hashlib.sha256(self.library.read_bytes()).hexdigest()
+            actual = hashlib.sha256(read_bytes(self.library)).hexdigest()
         except OSError:
             return None
         return manifest if actual == manifest.sha256 else None
@@ -154,9 +155,15 @@ def disk_errors(folder: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise BuildError(
-            f"the kernel cache {folder} cannot be used: {error.strerror or error}; "
-            f"make room or give write permission, or set {CACHE_VARIABLE} to another folder"
+            f"the kernel cache {folder} cannot be used: {error.strerror or error}{_at(error)}; "
+            f"make room, give write permission or remove what is in the way, or set {CACHE_VARIABLE} to another folder"
         ) from error
+
+
+def _at(error: OSError) -> str:
+    # Of a rename, the second name is the place that could not be taken.
+    place = error.filename2 or error.filename
+    return f": {os.fsdecode(place)}" if place else ""
 
 
 @contextlib.contextmanager

@@ -107,7 +107,7 @@ def test_host_build_rounds_product_and_sum_apart(tiny: Source) -> None:
     assert library(tiny, HOST).multiply_add(factor, factor, -(factor * factor)) == 0.0
 
 
-@pytest.mark.parametrize("damage", ["truncated", "missing", "broken-manifest"])
+@pytest.mark.parametrize("damage", ["truncated", "missing", "broken-manifest", "manifest-nested-too-deeply"])
 def test_damaged_library_is_built_again(tiny: Source, caplog: pytest.LogCaptureFixture, damage: str) -> None:
     path = only_library()
     manifest = path.with_name("manifest.json")
@@ -117,12 +117,23 @@ def test_damaged_library_is_built_again(tiny: Source, caplog: pytest.LogCaptureF
     elif damage == "missing":
         path.unlink()
     else:
-        manifest.write_text("{")
+        manifest.write_text("{" if damage == "broken-manifest" else "[" * 100_000)
     assert library(tiny, HOST).add(3) == 5
     assert compilations(caplog) == 1
     assert sum("damaged" in message for message in caplog.messages) == (damage != "missing")
     [(entry, stored)] = cached_entries(cache_folder())
     assert hashlib.sha256(entry.library.read_bytes()).hexdigest() == stored.sha256
+
+
+@pytest.mark.parametrize("name", ["library.so", "manifest.json"])
+def test_a_folder_in_a_file_s_place_is_named(tiny: Source, name: str) -> None:
+    """Nobody's folder is removed unasked."""
+    path = only_library().with_name(name)
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(BuildError, match=rf"cannot be used: .*: {path}; .*remove what is in the way"):
+        library(tiny, HOST)
+    assert path.is_dir()
 
 
 def test_changed_header_is_another_library(tiny: Source, tmp_path: Path) -> None:
@@ -299,7 +310,7 @@ def test_cache_folder_that_takes_nothing_is_a_build_error(
         raise OSError(error, os.strerror(error))
 
     monkeypatch.setattr("filelock.FileLock.acquire", refuse)
-    with pytest.raises(BuildError, match=rf"cannot be used: {os.strerror(error)}; make room or give write permission"):
+    with pytest.raises(BuildError, match=rf"cannot be used: {os.strerror(error)}.*; make room, give write permission"):
         library(write_tiny(tmp_path), HOST)
 
 
