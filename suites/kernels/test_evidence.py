@@ -13,7 +13,7 @@ from fusiongate.kernels import SOURCES
 SNAPSHOTS = Path(__file__).parents[2] / "snapshots"
 PATHS = sorted(SNAPSHOTS.glob("*/paths/*.json"))
 CERTIFICATES = sorted(SNAPSHOTS.glob("*/certificates/*.json"))
-LEDGERS = sorted(SNAPSHOTS.glob("*/*/*/ledger.jsonl"))
+LEDGERS = sorted(SNAPSHOTS.glob("*/*/*/ledger*.jsonl"))
 
 pytestmark = pytest.mark.skipif(
     not SNAPSHOTS.is_dir(), reason="not run: the snapshots are in the repository, not in the wheel"
