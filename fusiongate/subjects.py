@@ -154,6 +154,14 @@ class Subject:
         """The reason for which these arguments may not be launched, None if they have to be."""
         return None if self.declines is None else self.declines(*args)
 
+    def sources(self) -> str:
+        """The hash of the sources that its evidence is from; empty for kernels of others, of which none is known."""
+        from fusiongate import kernels
+        from fusiongate.build import source_hash
+
+        ours = [*kernels.FUSIONS, *(fusion.host for fusion in kernels.FUSIONS)]
+        return source_hash(kernels.SOURCES) if any(self.fusion is one for one in ours if one is not None) else ""
+
     @contextlib.contextmanager
     def trial(self, stand_in: StandIn | None = None) -> Iterator[Trial]:
         """A fresh gate with counted launches; what was there before is back afterwards.

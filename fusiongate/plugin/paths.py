@@ -45,7 +45,7 @@ def observe(config: pytest.Config, selected: Selected, matrix: Matrix, result: C
     file = PathTable.location(asked.snapshots, platform_of(selected.torch_device), subject)
     name = file.relative_to(config.rootpath) if file.is_relative_to(config.rootpath) else file
     if asked.update_paths:
-        table = PathTable.of(subject, _sources(matrix), [result])
+        table = PathTable.of(subject, matrix.subject.sources(), [result])
         return {"table": {"file": str(name), "sources": table.sources, "row": list(table.paths[cell])}}
     kept = _table(config, file)
     if kept is None or cell not in kept.paths:
@@ -67,15 +67,6 @@ def observe(config: pytest.Config, selected: Selected, matrix: Matrix, result: C
             f"  run: pytest --fusiongate-update-paths, if the change is meant, and review the difference"
         )
     return {}
-
-
-def _sources(matrix: Matrix) -> str:
-    """The hash of the sources that a table is recorded from; of other people's kernels we know none."""
-    from fusiongate import kernels
-    from fusiongate.build import source_hash
-
-    ours = any(matrix.subject.fusion is fusion for fusion in kernels.FUSIONS)
-    return source_hash(kernels.SOURCES) if ours else ""
 
 
 def _table(config: pytest.Config, file: Path) -> PathTable | None:
