@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from fusiongate.digests import md5
+from fusiongate.matrix import data
 from fusiongate.matrix.cells import NotRun
 from fusiongate.matrix.data import DATA, Draw, generator_for
 from fusiongate.matrix.inputs import Inputs
@@ -141,3 +142,22 @@ def test_a_reference_that_needs_a_gpu_is_told() -> None:
 
     with pytest.raises(NotRun, match="a reference that runs on the CPU, and it raised ValueError"):
         draw("cancellation", reference=reference)
+
+
+def test_a_huge_operand_repeats_a_tile_that_holds_what_a_small_one_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To draw billions of numbers one by one would take longer than all the rest of the cell."""
+    monkeypatch.setattr(data, "HUGE_ELEMENTS", 1000)
+    monkeypatch.setattr(data, "_TILE", 512)
+    x = draw("normal")["x"].flatten()
+    assert 2 * 9 * 64 == x.numel()
+    assert torch.equal(x[:512], x[512:1024])
+    assert torch.equal(x[:128], x[1024:])
+    assert 0.9 < x[:512].float().std() < 1.1
+
+
+def test_operands_without_elements_have_no_place_for_a_nan() -> None:
+    inputs = Inputs.of(ADALN)
+    shapes = {operand.name: (0, 1, 64) for operand in inputs.operands}
+    dtypes = dict.fromkeys(shapes, torch.bfloat16)
+    drawn = DATA["one-nan"].draw(Draw(inputs, shapes, dtypes, modulate, 0, generator_for("base", 0)))
+    assert {(0, 1, 64)} == {tuple(tensor.shape) for tensor in drawn.values()}

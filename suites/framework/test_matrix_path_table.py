@@ -95,3 +95,8 @@ def test_a_cell_that_vanished_is_a_difference() -> None:
 def test_an_update_keeps_the_rows_that_a_narrow_run_did_not_reach() -> None:
     newer = PathTable("modulate", "abd", {"base": ("reference", "dtype")})
     assert PathTable("modulate", "abd", {**TABLE.paths, **newer.paths}) == TABLE.updated(newer)
+
+
+def test_rows_of_another_subject_are_not_taken() -> None:
+    with pytest.raises(UsageError, match="the path table of modulate cannot take rows of rms"):
+        TABLE.updated(PathTable("rms", "abc", {}))

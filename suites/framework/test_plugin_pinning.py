@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from .projects import Project
 
@@ -69,3 +70,26 @@ def test_a_gpu_that_was_asked_for_and_is_not_there_is_what_is_said(pinned: Proje
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     (line,) = (line for line in result.errlines if line)
     assert line.startswith("ERROR: --fusiongate-require-fused: torch ")
+
+
+def test_without_a_list_each_gpu_that_torch_sees_has_its_worker(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for variable in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    project.write("test_gpu.py", PRINT_GPU)
+    project.run("-n", "auto", "--fusiongate-pin-gpus").assert_outcomes(passed=6)
+    assert {"gw0 0 0", "gw1 1 1"} == seen(project)
+
+
+def test_without_a_list_and_without_a_gpu_there_is_nothing_to_pin_to(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for variable in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    result = project.run("-n", "auto", "--fusiongate-pin-gpus")
+    (line,) = (line for line in result.errlines if line)
+    why = f"torch {torch.__version__} sees no GPU here to pin a worker to: leave the option out"
+    assert f"ERROR: --fusiongate-pin-gpus: {why}" == line

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fusiongate.expressions import ATOM, Expression, expression_of, shortened
 from fusiongate.recordings import NotReplayable, parameter_names, record
+from fusiongate.roundings import rounding_variants
 
 
 def of_many(x: Tensor, *rows: Tensor, scale: float = 1.0, **others: object) -> Tensor:
@@ -127,3 +128,11 @@ def test_a_call_as_its_author_may_have_written_it(
     name: str, args: tuple[Any, ...], kwargs: dict[str, Any], expected: str
 ) -> None:
     assert expected == expression_of(name, [Expression("x", ATOM), *args], kwargs, {1e-6: "eps"}).text
+
+
+def test_products_that_are_added_may_all_be_contracted() -> None:
+    def chain(x: Tensor, y: Tensor) -> Tensor:
+        return (x * x + y) + y * y
+
+    sentences = [variant.sentence for variant in rounding_variants(record(chain, [torch.ones(2), torch.ones(2)]))]
+    assert "every product is contracted into the add that follows it (fused multiply-add)" in sentences

@@ -168,3 +168,10 @@ def test_the_fusion_that_is_spoilt_stays_as_it_was() -> None:
     assert not spoilt.verify(x).ok
     assert op.fused is doubled
     assert [] == op.gate.events
+
+
+def test_a_saboteur_that_nothing_parametrises_is_one_line(project: Project) -> None:
+    prepare(project, "def test_late(request):\n    request.getfixturevalue('saboteur')\n")
+    result = project.run("--fusiongate-device=host")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["saboteur has no name here: ask for it in a test, not in another fixture"])

@@ -11,7 +11,7 @@ from fusiongate.cli import main
 from fusiongate.errors import UsageError
 from fusiongate.timing.judging import FailOn, judge
 from fusiongate.timing.ratios import Outcome
-from fusiongate.timing.recorded import read_run
+from fusiongate.timing.recorded import environment_differences, read_run
 
 from .recorded_runs import row, write_run
 
@@ -236,3 +236,7 @@ def test_a_run_without_kernels_has_nothing_to_judge(tmp_path: Path) -> None:
     run = read_run(write_run(tmp_path / "copies.json", copy))
     with pytest.raises(UsageError, match="no row of a kernel"):
         judge(run, run)
+
+
+def test_runs_over_other_numbers_of_environments_differ_by_that() -> None:
+    assert ["1 environments → 2"] == environment_differences([{}], [{}, {}])
