@@ -7,7 +7,20 @@ import os
 import tempfile
 from pathlib import Path
 
-__all__ = ["link", "write_text"]
+__all__ = ["link", "obstacle", "write_text"]
+
+
+def obstacle(folder: Path) -> str | None:
+    """What is known to keep files from being written below a folder, which need not exist yet; None if nothing is."""
+    try:
+        standing = next(place for place in (folder, *folder.parents) if place.exists())
+    except OSError as error:
+        return error.strerror
+    if not standing.is_dir():
+        return f"{standing} is no folder"
+    if not os.access(standing, os.W_OK | os.X_OK):
+        return f"no permission to write in {standing}"
+    return None
 
 
 def write_text(path: Path, text: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import importlib.util
 import os
@@ -13,6 +14,8 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
+from fusiongate import _atomic
+from fusiongate._telling import one_line
 from fusiongate.errors import FusiongateError, UsageError
 
 if TYPE_CHECKING:
@@ -116,6 +119,19 @@ def judge(
 
 
 @app.command()
+def timings(
+    run: Annotated[Path, typer.Argument(help="A recorded run, as --benchmark-json wrote it.")],
+) -> None:
+    """Print a recorded run as a table in Markdown: times, share of the copy's bandwidth, ratios with intervals."""
+    from fusiongate.report.timings import markdown
+    from fusiongate.timing.recorded import read_run
+
+    console = _console()
+    for line in markdown(read_run(run)):
+        console.print(line)
+
+
+@app.command()
 def certify(
     kernel: Annotated[str, typer.Argument(help="modulate, modulate_fp32, or a norm with a witness.")],
     dtype: Annotated[
@@ -130,15 +146,19 @@ def certify(
     ] = Path("snapshots"),
 ) -> None:
     """Try a kernel's arithmetic on every operand there is, against eager; exits with 1 on a counterexample."""
-    from fusiongate.certificates import Found, StageResult, certify, device_named
+    from fusiongate.certificates import Found, StageResult, certify, check_request, device_named
 
     console = _console()
 
     def say(stage: StageResult) -> None:
         console.print(f"  {stage.name}: {stage.tried:,} results are eager's; {stage.what}; md5 {stage.md5}")
 
-    chosen = device_named(device)
-    for name in dtype or ["bf16", "fp16"]:
+    chosen, names = device_named(device), dtype or ["bf16", "fp16"]
+    for name in names:
+        check_request(kernel, name, sample)
+    if obstacle := _atomic.obstacle(folder):
+        raise UsageError(f"--folder={folder}: cannot be written to: {obstacle}; name another folder")
+    for name in names:
         console.print(f"{kernel} in {name} on {chosen}")
         try:
             certificate = certify(kernel, name, chosen, sample=sample, done=say)
@@ -184,16 +204,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
         message = str(error)
     except _PARSER_ERROR as error:
         message = f"{error.format_message().rstrip('.')}; `fusiongate --help` lists what there is"
+    except OSError as error:
+        message = f"{error.filename or 'the output'}: {error.strerror or error}; nothing more is done"
+        _drop_output()
     except (typer.Abort, KeyboardInterrupt):
         return 130
     else:
         return status if isinstance(status, int) else 0
-    _console(stderr=True).print(f"fusiongate: {message}")
+    _console(stderr=True).print(f"fusiongate: {one_line(message)}")
     return 2
 
 
 # Newer typers carry a parser of their own and older ones stand on click: this reaches the usage errors of both.
 _PARSER_ERROR = cast("type[typer.BadParameter]", typer.BadParameter.__mro__[1])
+
+
+def _drop_output() -> None:
+    # What a full disk or a closed pipe did not take would be tried once more when the interpreter ends.
+    with contextlib.suppress(OSError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _console(*, stderr: bool = False) -> Console:
@@ -233,11 +262,13 @@ def _say_target(console: Console, state: TargetState) -> None:
 
 
 def _say_cache(console: Console) -> None:
-    from fusiongate.build.cache import cache_folder, cached_entries
+    from fusiongate.build.cache import CACHE_VARIABLE, cache_folder, cached_entries
 
     folder = cache_folder()
     entries = cached_entries(folder)
-    console.print(f"cache: {folder}, {len(entries)} {'library' if len(entries) == 1 else 'libraries'}")
+    console.print(f"cache: {one_line(str(folder))}, {len(entries)} {'library' if len(entries) == 1 else 'libraries'}")
+    if obstacle := _atomic.obstacle(folder):
+        console.print(f"  no kernel can be stored in it: {one_line(obstacle)}; set {CACHE_VARIABLE} to another folder")
     for entry, manifest in entries:
         size = entry.library.stat().st_size / 1e6 if entry.library.exists() else 0.0
         console.print(f"  {manifest.name} for {manifest.target}: {size:.1f} MB, {manifest.compiler}, {manifest.built}")
@@ -245,7 +276,8 @@ def _say_cache(console: Console) -> None:
 
 def _say_switches(console: Console) -> None:
     switch = os.environ.get("FUSIONGATE_DISABLE")
-    told = "not set" if switch is None else f"{switch!r}{', so every fusion takes its reference' * (switch == '1')}"
+    off = switch not in (None, "", "0")
+    told = "not set" if switch is None else f"{switch!r}{', so every fusion takes its reference' * off}"
     console.print(f"FUSIONGATE_DISABLE: {told}")
     for module, extra, use in (
         ("pynvml", "nvidia", "clocks and throttling of NVIDIA GPUs"),

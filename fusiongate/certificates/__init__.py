@@ -1,6 +1,6 @@
 """Certificates: a kernel's arithmetic tried on every operand there is, stage by stage, against eager."""
 
-from fusiongate.certificates.certifying import KERNELS, certify, counterexample, device_named
+from fusiongate.certificates.certifying import KERNELS, certify, check_request, counterexample, device_named
 from fusiongate.certificates.records import Certificate, Counterexample, StageResult
 from fusiongate.certificates.trials import Found
 
@@ -11,6 +11,7 @@ __all__ = [
     "Found",
     "StageResult",
     "certify",
+    "check_request",
     "counterexample",
     "device_named",
 ]

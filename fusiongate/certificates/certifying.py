@@ -18,7 +18,7 @@ from fusiongate.fusions import Fusion
 from fusiongate.kernels import FUSIONS, SOURCES
 from fusiongate.platforms import environment
 
-__all__ = ["KERNELS", "certify", "counterexample", "device_named"]
+__all__ = ["KERNELS", "certify", "check_request", "counterexample", "device_named"]
 
 _SCHEDULES = {"modulate": EVERY_OP, "modulate_fp32": ONCE}
 _NORM_CLAIM = "the witness is the reference's on every row that was tried: evidence, not proof"
@@ -31,6 +31,22 @@ KERNELS: tuple[str, ...] = tuple(fusion.name for fusion in FUSIONS if fusion.nam
 """What can be certified."""
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def check_request(kernel: str, dtype: str, sample: int | None) -> None:
+    """Refuse what cannot be tried, before anything is: a trial takes long.
+
+    Raises
+    ------
+    UsageError
+        There is no such kernel or dtype, or the sample is none.
+    """
+    if kernel not in KERNELS:
+        raise UsageError(f"no kernel {kernel!r} can be certified: expected {', '.join(KERNELS)}")
+    if dtype not in _DTYPES:
+        raise UsageError(f"dtype {dtype!r}: expected {' or '.join(_DTYPES)}; 2**32 values of another are too many")
+    if sample is not None and not 1 <= sample <= _most(kernel):
+        raise UsageError(f"sample {sample}: expected a number from 1 to {_most(kernel)}")
 
 
 def certify(
@@ -66,13 +82,9 @@ def certify(
     UsageError
         There is no such kernel or dtype, or it declines the operands here.
     """
-    chosen = _DTYPES.get(dtype)
-    if chosen is None:
-        raise UsageError(f"dtype {dtype!r}: expected {' or '.join(_DTYPES)}; 2**32 values of another are too many")
-    most = VALUES if kernel in _SCHEDULES else ROWS
-    if sample is not None and not 1 <= sample <= most:
-        raise UsageError(f"sample {sample}: expected a number from 1 to {most}")
-    is_sample = sample is not None and sample < most
+    check_request(kernel, dtype, sample)
+    chosen = _DTYPES[dtype]
+    is_sample = sample is not None and sample < _most(kernel)
     tried = fusion or _fusion(kernel, device)
     stages = []
     for stage in _stages(kernel, tried, chosen, device, sample):
@@ -137,10 +149,12 @@ def counterexample(
     return None
 
 
+def _most(kernel: str) -> int:
+    return VALUES if kernel in _SCHEDULES else ROWS
+
+
 def _fusion(kernel: str, device: torch.device) -> Fusion:
-    fusion = next((fusion for fusion in FUSIONS if fusion.name == kernel and kernel in KERNELS), None)
-    if fusion is None:
-        raise UsageError(f"no kernel {kernel!r} can be certified: expected {', '.join(KERNELS)}")
+    fusion = next(fusion for fusion in FUSIONS if fusion.name == kernel)
     if device.type == "cuda":
         return fusion  # only on a GPU: the device's own kernel
     assert fusion.host is not None

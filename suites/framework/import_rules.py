@@ -8,7 +8,7 @@ from pathlib import Path
 
 LAYERS = (
     ("errors",),
-    ("_atomic", "_reading", "admissions", "platforms", "switches"),
+    ("_atomic", "_reading", "_telling", "admissions", "platforms", "switches"),
     (
         "bits",
         "contracts",

@@ -27,6 +27,16 @@ def test_a_write_that_fails_keeps_the_old_file(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_what_is_in_the_way_of_a_folder_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    assert _atomic.obstacle(tmp_path / "made" / "later") is None
+    assert f"{tmp_path / 'file'} is no folder" == _atomic.obstacle(tmp_path / "file" / "folder")
+    assert "File name too long" == _atomic.obstacle(tmp_path / ("x" * 300))
+    # Root, who often runs tests in containers, may write everywhere.
+    monkeypatch.setattr("os.access", lambda path, mode: False)
+    assert f"no permission to write in {tmp_path}" == _atomic.obstacle(tmp_path / "made")
+
+
 def test_a_link_replaces_the_link_that_stood_there(tmp_path: Path) -> None:
     path = tmp_path / "latest"
     for target in ("first", "second"):

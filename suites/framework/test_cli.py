@@ -64,6 +64,12 @@ def test_build_without_the_compiler_says_what_to_install(
         ("build --arch hopper", "architecture 'hopper': expected host, an NVIDIA name such as sm_90"),
         ("build --frobnicate", "No such option"),
         ("build --arch", "Option '--arch' requires an argument"),
+        ("judge a\x1b[31m\x07b.json c.json", r"a\x1b[31m\x07b.json: cannot be read: No such file or directory"),
+        ("certify modulate --device host --dtype bf16 --dtype fp8", "dtype 'fp8': expected bf16 or fp16"),
+        (
+            "certify modulate --device host --folder /dev/null/x",
+            "--folder=/dev/null/x: cannot be written to: /dev/null",
+        ),
         ("frobnicate", "No such command 'frobnicate'"),
         ("", "Missing command"),
     ],
@@ -76,6 +82,31 @@ def test_input_that_cannot_be_used_is_one_line_and_status_two(
     assert captured.out == ""
     assert captured.err.startswith(f"fusiongate: {message}")
     assert len(captured.err.splitlines()) == 1
+
+
+def test_a_name_over_two_lines_is_told_in_one(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    named = tmp_path / "first\nsecond.json"
+    named.write_text("{")
+    assert main(["judge", str(named), str(named)]) == 2
+    assert capsys.readouterr().err.startswith(rf"fusiongate: {tmp_path}/first\nsecond.json: no JSON, or cut short")
+
+
+def test_output_that_nobody_takes_is_one_line() -> None:
+    command = [sys.executable, "-m", "fusiongate.cli", "--help"]
+    with Path("/dev/full").open("w") as full:
+        result = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False, timeout=60)
+    assert result.returncode == 2
+    assert result.stderr.splitlines() == ["fusiongate: the output: No space left on device; nothing more is done"]
+
+
+def test_doctor_says_that_the_cache_cannot_be_used(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "file"))
+    main(["doctor"])
+    obstacle = f"{tmp_path / 'file'} is no folder; set {CACHE_VARIABLE} to another folder"
+    assert f"  no kernel can be stored in it: {obstacle}" in capsys.readouterr().out.splitlines()
 
 
 def test_doctor_finds_the_host_runnable_before_anything_is_built(capsys: pytest.CaptureFixture[str]) -> None:
@@ -104,7 +135,14 @@ def test_doctor_goes_on_without_the_kernels(
 
 
 @pytest.mark.parametrize(
-    "switch, told", [(None, "not set"), ("1", "'1', so every fusion takes its reference"), ("0", "'0'")]
+    "switch, told",
+    [
+        (None, "not set"),
+        ("1", "'1', so every fusion takes its reference"),
+        ("off", "'off', so every fusion takes its reference"),
+        ("0", "'0'"),
+        ("", "''"),
+    ],
 )
 def test_doctor_tells_the_switch(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, switch: str | None, told: str
