@@ -20,12 +20,16 @@ def named_target(words: str) -> Any:
     UsageError
         If it cannot be imported, or the module has no such attribute.
     """
-    place, _, attribute = words.partition(":")
+    place, colon, attribute = words.partition(":")
+    if not place or (colon and not attribute):
+        raise UsageError(f"target {words!r}: expected package.module, package.module:Class or a Python file")
     try:
         module = _file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
-    except (ImportError, OSError, SyntaxError, ValueError) as error:
-        expected = "expected a module's name or a Python file"
-        raise UsageError(f"{place}: it cannot be imported: {error}; {expected}") from error
+    except (Exception, SystemExit) as error:
+        # Importing runs what somebody else wrote, and that may end in any way.
+        told = error if isinstance(error, (ImportError, OSError, SyntaxError)) else f"{type(error).__name__}: {error}"
+        expected = "expected a module's name or a Python file, which can be imported here"
+        raise UsageError(f"{place}: it cannot be imported: {told}; {expected}") from error
     found: Any = module
     for name in filter(None, attribute.split(".")):
         if not hasattr(found, name):

@@ -198,6 +198,9 @@ def test_the_command_exits_with_1_where_there_is_no_site(source: Path) -> None:
     [
         ("no_such_module_anywhere", "it cannot be imported: No module named"),
         ("no/such/file.py", "it cannot be imported"),
+        ("..", "..: it cannot be imported: TypeError: "),
+        (":Class", "target ':Class': expected package.module, package.module:Class or a Python file"),
+        ("json:", "target 'json:': expected package.module, package.module:Class or a Python file"),
         ("json:Nothing", "json has no 'Nothing'"),
         ("json:__name__", "expected an nn.Module, a class, a function or a Python module"),
     ],
@@ -208,6 +211,27 @@ def test_the_command_says_in_a_line_what_it_cannot_scan(
     assert 2 == main(["scan", target])
 
     error = capsys.readouterr().err
+    assert message in error
+    assert 1 == error.count("\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("1 / 0", "ZeroDivisionError: division by zero"),
+        ("raise SystemExit(0)", "SystemExit: 0"),
+        ("def f(:", "invalid syntax"),
+        ("x = '\0'", "source code string cannot contain null bytes"),
+    ],
+)
+def test_a_file_that_cannot_be_imported_is_a_line_too(
+    text: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "broken.py"
+    file.write_text(text)
+    assert 2 == main(["scan", str(file)])
+    error = capsys.readouterr().err
+    assert f"{file}: it cannot be imported: " in error
     assert message in error
     assert 1 == error.count("\n")
 
