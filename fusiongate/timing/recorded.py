@@ -44,6 +44,12 @@ class RecordedRow:
     """The median time of a call, in seconds."""
     ratio: Bounds | None
     """The arm's time over the reference's; None for the reference itself."""
+    case: str
+    """What the arms of one measurement share: ``<subject>[<shape>-<dtype>]``."""
+    share: float | None
+    """The bytes a second that it moves, over those of the copy in the same run; None where that was not recorded."""
+    sources: str
+    """The hash of the kernels' sources; empty where none is known."""
     samples: tuple[float, ...]
     """The samples, where the file keeps them: equal ones mean that two rows are of one measurement."""
 
@@ -105,6 +111,9 @@ def _row(bench: Mapping[str, Any]) -> RecordedRow:
         reference=info["reference"],
         median_s=_bounds(bench["name"], info["median_s"]),
         ratio=None if ratio is None else _bounds(bench["name"], ratio),
+        case=bench["group"],
+        share=info.get("share_of_copy_bandwidth"),
+        sources=info.get("sources") or "",
         samples=tuple(bench["stats"].get("data", ())),
     )
 

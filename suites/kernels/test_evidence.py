@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,8 @@ PATHS = sorted(SNAPSHOTS.glob("*/paths/*.json"))
 CERTIFICATES = sorted(SNAPSHOTS.glob("*/certificates/*.json"))
 LEDGERS = sorted(SNAPSHOTS.glob("*/*/*/ledger*.jsonl"))
 
+TIMINGS = sorted(SNAPSHOTS.glob("*/*/*/timings/kernels.json"))
+
 pytestmark = pytest.mark.skipif(
     not SNAPSHOTS.is_dir(), reason="not run: the snapshots are in the repository, not in the wheel"
 )
@@ -25,7 +29,7 @@ def name_of(path: Path) -> str:
 
 
 def test_there_is_evidence_from_a_gpu() -> None:
-    for found in (PATHS, CERTIFICATES, LEDGERS):
+    for found in (PATHS, CERTIFICATES, LEDGERS, TIMINGS):
         assert any(name_of(path).startswith("cuda-") for path in found)
 
 
@@ -48,3 +52,17 @@ def test_a_ledger_is_from_these_sources(path: Path) -> None:
     tables = [row["payload"]["table"] for row in rows if row["kind"] == "cell" and row["payload"].get("table")]
     recorded = {table["sources"] for table in tables if table["sources"]}
     assert {source_hash(SOURCES)} == recorded, f"{name_of(path)} is stale: run nox -s gpu there, and keep its ledger"
+
+
+@pytest.mark.parametrize("path", TIMINGS, ids=name_of)
+def test_a_timing_is_from_these_sources(path: Path) -> None:
+    recorded = {row["extra_info"]["sources"] for row in json.loads(path.read_text())["benchmarks"]}
+    assert {source_hash(SOURCES)} == recorded, f"{name_of(path)} is stale: run nox -s bench there, and keep its JSON"
+
+
+@pytest.mark.parametrize("path", TIMINGS, ids=name_of)
+def test_the_table_beside_a_timing_is_what_the_command_prints(path: Path) -> None:
+    printed = subprocess.run(
+        [sys.executable, "-P", "-m", "fusiongate.cli", "timings", str(path)], capture_output=True, text=True, check=True
+    )
+    assert path.with_suffix(".md").read_text() == printed.stdout, f"run fusiongate timings {name_of(path)}"
