@@ -396,11 +396,12 @@ def test_a_large_tensor_whose_rows_cannot_be_taken_apart_is_replayed_whole(monke
 
     monkeypatch.setattr(hints, "_SAMPLE", 256)
     generator = torch.Generator().manual_seed(9)
-    for x, shift in [((64, 32), (32, 64)), ((2048,), (2048,))]:
-        args = [torch.randn(shape, generator=generator).bfloat16() for shape in (x, shift)]
+    for shapes in [((64, 32), (32, 64)), ((2048,), (2048,))]:
+        monkeypatch.setattr(hints, "_WHOLE", 2048)
+        args = [torch.randn(shape, generator=generator).bfloat16() for shape in shapes]
         assert "no intermediate is rounded to bfloat16" in (hint(planted(*args), turned, args) or "")
-    monkeypatch.setattr(hints, "_WHOLE", 256)
-    assert hint(planted(*args), turned, args) is None
+        monkeypatch.setattr(hints, "_WHOLE", 2047)
+        assert hint(planted(*args), turned, args) is None
 
 
 def test_a_variant_that_gives_nearly_all_bits_is_named_where_none_gives_all() -> None:

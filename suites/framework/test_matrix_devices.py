@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
-from fusiongate.matrix import devices
 from fusiongate.matrix.cells import NotRun, Selected
 from fusiongate.matrix.devices import DEVICES, check_memory
 
@@ -66,13 +67,15 @@ class Memory:
         self.seconds = 0.0
         monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
         monkeypatch.setattr(torch.cuda, "mem_get_info", self.look)
-        monkeypatch.setattr(devices.time, "monotonic", lambda: self.seconds)
-        monkeypatch.setattr(devices.time, "sleep", self.sleep)
+        monkeypatch.setattr("fusiongate.matrix.devices.time", SimpleNamespace(monotonic=self.now, sleep=self.sleep))
 
     def look(self, _: torch.device) -> tuple[int, int]:
         free = self.free[min(self.looks, len(self.free) - 1)]
         self.looks += 1
         return int(free * 2**30), 100 * 2**30
+
+    def now(self) -> float:
+        return self.seconds
 
     def sleep(self, seconds: float) -> None:
         self.seconds += seconds

@@ -236,6 +236,10 @@ def test_a_file_that_cannot_be_imported_is_a_line_too(
     assert 1 == error.count("\n")
 
 
+def rms_norm(x: Tensor) -> Tensor:
+    return F.rms_norm(x, x.shape[-1:])
+
+
 class Awkward(nn.Module):
     """Norms that are none, and a forward that no file holds."""
 
@@ -255,7 +259,7 @@ class Awkward(nn.Module):
         first = self.norm_of(x) * (1 + scale) + shift
         second = self.made_norm(first) * (1 + scale) + shift
         third = self.builtin_norm(second) * (1 + scale) + shift
-        return F.rms_norm(third) * (1 + scale) + shift
+        return rms_norm(third) * (1 + scale) + shift
 
 
 def test_a_norm_that_cannot_be_looked_into_is_not_folded_in() -> None:
