@@ -191,7 +191,7 @@ class FirstSight:
             self._elements += sum(reference.numel() for _, reference in outputs)
             if witnesses:
                 actual, statistic = (torch.cat([w.reshape(-1) for w in side]) for side in zip(*witnesses, strict=True))
-                yield from self._compare_witness(actual, statistic)
+                yield from self._witnessed(compare(actual, statistic), statistic)
 
     # -- one trial -----------------------------------------------------------------------------------------------------
 
@@ -211,7 +211,7 @@ class FirstSight:
         if fault is not None:
             yield self._fault(*fault, expected.numel())
         verdict = compare(
-            actual, expected, self._trial.contract, self._trial.reference, operands.args, poison=poison.poison()
+            actual, expected, self._trial.contract, self._trial.reference, operands.args, poison=poison.poison(actual)
         )
         if not verdict:
             if verdict.reason == "bits":
@@ -227,14 +227,13 @@ class FirstSight:
         of_reference, of_kernel = self._trial.witness
         expected = self._run("the reference's witness", of_reference, operands.args)
         # The statistic is an output too: memory that the reference's has just left must not pass for the kernel's.
-        with PoisonedAllocations(expected):
+        poison = PoisonedAllocations(expected)
+        with poison:
             actual = self._run("the kernel's witness", of_kernel, operands.args)
-        yield from self._compare_witness(actual, expected, of_reference, operands.args)
+        verdict = compare(actual, expected, Exact(), of_reference, operands.args, poison=poison.poison(actual))
+        yield from self._witnessed(verdict, expected)
 
-    def _compare_witness(
-        self, actual: Tensor, expected: Tensor, reference: Function | None = None, args: Sequence[Any] = ()
-    ) -> Iterator[Verdict]:
-        verdict = compare(actual, expected, Exact(), reference, args)
+    def _witnessed(self, verdict: Verdict, expected: Tensor) -> Iterator[Verdict]:
         if not verdict:
             story = (
                 f"the witness differs ({verdict.mismatched:,} of {verdict.total:,} elements): where outputs agree, "

@@ -110,6 +110,7 @@ class PoisonedAllocations(TorchDispatchMode):
     def __init__(self, expected: Tensor) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._expected = expected
+        self._of_ones: set[int] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
@@ -118,16 +119,30 @@ class PoisonedAllocations(TorchDispatchMode):
         return result
 
     def _poison(self, fresh: Tensor) -> None:
+        address, _ = storage_range(fresh)
         if fresh.dtype == self._expected.dtype and fresh.shape == self._expected.shape:
             integer_view(as_real(fresh)).copy_(_wrong_everywhere(as_real(self._expected)))
+            # Memory that was freed may be handed out again.
+            self._of_ones.discard(address)
         else:
             integer_view(as_real(span_of(fresh))).fill_(-1)
+            self._of_ones.add(address)
 
-    def poison(self) -> Tensor | None:
-        """What an output of the expected shape and dtype holds before the launch; None for a complex one."""
-        if self._expected.is_complex():
+    def poison(self, output: object = None) -> Tensor | None:
+        """What an output of the expected shape and dtype holds before the launch; None for a complex or sparse one.
+
+        Parameters
+        ----------
+        output
+            What the kernel returned: a part of a larger allocation, or one of another shape, held ones. None: an
+            allocation of the output's own.
+        """
+        if self._expected.is_complex() or self._expected.layout is not torch.strided:
             return None
-        return _wrong_everywhere(self._expected.detach()).view(self._expected.dtype)
+        held = _wrong_everywhere(self._expected.detach())
+        if isinstance(output, Tensor) and output.layout is torch.strided and storage_range(output)[0] in self._of_ones:
+            held.fill_(-1)
+        return held.view(self._expected.dtype)
 
 
 def _wrong_everywhere(expected: Tensor) -> Tensor:

@@ -267,7 +267,7 @@ VALUES: tuple[Saboteur, ...] = (
         "larger-buffer-unwritten",
         "the output is the first half of a buffer that is never written",
         _unwritten_in_a_larger_buffer,
-        declared("NaN", *SEEN),
+        declared("unwritten", *SEEN),
     ),
     generic(
         "last-bit-off",

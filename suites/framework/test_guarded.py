@@ -139,6 +139,25 @@ def test_memory_of_another_shape_begins_as_nan() -> None:
     assert scratch.isnan().all()
 
 
+def test_an_output_in_memory_of_another_shape_is_known_to_have_held_ones() -> None:
+    """Until that memory is handed out again, as an output of the expected shape."""
+    expected = torch.randn(4, 4)
+    poison = PoisonedAllocations(expected)
+    with poison:
+        inside = torch.empty(100)[:16].view(4, 4)
+        flat = torch.empty(16).view(4, 4)
+        own = torch.empty(4, 4)
+        larger = torch.empty(100)
+        poison._poison(larger.resize_(4, 4))
+
+    for output in (inside, flat, own, larger):
+        told = poison.poison(output)
+        assert told is not None
+        assert same_bits(told, output)
+    assert poison.poison(None) is not None
+    assert PoisonedAllocations(expected.to_sparse()).poison(expected) is None
+
+
 def test_empty_allocations_are_left_alone() -> None:
     with PoisonedAllocations(torch.zeros(4)):
         assert 0 == torch.empty(0).numel()
