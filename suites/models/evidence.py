@@ -164,7 +164,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given.markdown:
         denoising(report, device, given.seconds)
         return 0
-    report.say(fg.environment(device).summary())
+    where = fg.environment(device)
+    report.say(where.summary())
+    report.facts["environment"] = where.to_json()
+    report.facts["sources"] = presets.kernel_sources()
     if given.only in (None, "tiny"):
         digests(report, given.snapshots, device, "tiny", ALL)
     if given.only in (None, "real"):
