@@ -27,6 +27,10 @@ _ATTEMPTS = 4
 """Pairs of processes that are compared operator by operator: what a preset leaves to chance may agree by chance."""
 
 
+_TIMINGS = "timings"
+"""The folder beside those of the test modules that holds recorded times."""
+
+
 @dataclass(frozen=True, slots=True)
 class Nondeterministic:
     """The finding that a preset gives something else in another process; it has no md5."""
@@ -216,6 +220,8 @@ def stale(root: Path, sources: str, platforms: str = "*") -> Iterator[tuple[Path
         A pattern for the platforms' folders.
     """
     for path in sorted(root.glob(f"{platforms}/*/torch-*/*/*.json")):
+        if path.parent.name == _TIMINGS:
+            continue
         kept = load(path)
         if kept is not None and kept.sources != sources:
             yield path, kept.sources

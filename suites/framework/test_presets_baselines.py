@@ -130,3 +130,11 @@ def test_records_from_other_sources_are_stale(run: PresetRun, tmp_path: Path) ->
 
     assert [("found.json", "a"), ("old.json", "c")] == found
     assert 3 == len(list(stale(tmp_path, "b" * 64)))
+
+
+def test_recorded_times_beside_the_records_are_no_records(tmp_path: Path) -> None:
+    path = tmp_path / "cuda-sm_90/a/torch-2.11/timings/kernels.json"
+    path.parent.mkdir(parents=True)
+    path.write_text("{}", encoding="utf-8")
+
+    assert [] == list(stale(tmp_path, "b" * 64))
