@@ -10,15 +10,23 @@ from pathlib import Path
 __all__ = ["link", "obstacle", "write_text"]
 
 
-def obstacle(folder: Path) -> str | None:
-    """What is known to keep files from being written below a folder, which need not exist yet; None if nothing is."""
+def obstacle(folder: Path, *, to_write: bool = True) -> str | None:
+    """What is known to keep files from being found or written below a folder; None if nothing is.
+
+    Parameters
+    ----------
+    folder
+        It need not exist yet.
+    to_write
+        Whether files are to be written there, and not only read.
+    """
     try:
         standing = next(place for place in (folder, *folder.parents) if place.exists())
     except OSError as error:
         return error.strerror
     if not standing.is_dir():
         return f"{standing} is no folder"
-    if not os.access(standing, os.W_OK | os.X_OK):
+    if to_write and not os.access(standing, os.W_OK | os.X_OK):
         return f"no permission to write in {standing}"
     return None
 

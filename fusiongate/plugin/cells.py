@@ -86,7 +86,7 @@ class FusionCase:
         except NotRun as missing:
             self._log.not_run(missing)
             pytest.skip(f"not run: {missing}")
-        except CellFailure as failure:
+        except (CellFailure, FusiongateError) as failure:
             self._log.red(failure)
             raise failure.with_traceback(None) from None
         except Exception as error:

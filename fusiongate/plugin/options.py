@@ -11,7 +11,8 @@ from typing import Any, Final, Literal
 
 import pytest
 
-from fusiongate import ledger
+from fusiongate import _atomic, ledger
+from fusiongate._telling import one_line
 from fusiongate.errors import LedgerError
 
 __all__ = ["Options", "is_worker", "kernels_disabled", "options"]
@@ -120,7 +121,10 @@ def options(config: pytest.Config) -> Options:
         A value that means nothing, or two that contradict each other.
     """
     if _KEY not in config.stash:
-        config.stash[_KEY] = _parse(config)
+        try:
+            config.stash[_KEY] = _parse(config)
+        except pytest.UsageError as error:
+            raise pytest.UsageError(one_line(str(error))) from error
     return config.stash[_KEY]
 
 
@@ -154,7 +158,7 @@ def _parse(config: pytest.Config) -> Options:
         require_fused=_value(config, "require-fused"),
         missing=_MISSING[missing],
         ledger=_ledger(config),
-        snapshots=_path(config, "snapshots"),
+        snapshots=_snapshots(config),
         pin_gpus=_value(config, "pin-gpus"),
         update_paths=_value(config, "update-paths"),
     )
@@ -181,8 +185,12 @@ def _parse(config: pytest.Config) -> Options:
 
 
 def _value(config: pytest.Config, name: str) -> Any:
-    given = config.getoption(f"--fusiongate-{name}")
-    return config.getini(f"fusiongate_{name.replace('-', '_')}") if given is None else given
+    given, twin = config.getoption(f"--fusiongate-{name}"), f"fusiongate_{name.replace('-', '_')}"
+    try:
+        return config.getini(twin) if given is None else given
+    except (TypeError, ValueError, pytest.UsageError) as error:
+        # pytest's own words do not say which setting they are about.
+        raise pytest.UsageError(f"{twin} in the ini file: {error}") from error
 
 
 def _device(text: str) -> tuple[Device, int | None]:
@@ -203,13 +211,25 @@ def _path(config: pytest.Config, name: str) -> Path | None:
     return Path(config.invocation_params.dir if on_command_line else config.rootpath, value)
 
 
+def _snapshots(config: pytest.Config) -> Path | None:
+    path = _path(config, "snapshots")
+    if path is not None and (obstacle := _atomic.obstacle(path, to_write=_value(config, "update-paths"))):
+        raise pytest.UsageError(f"--fusiongate-snapshots={path}: {obstacle}: expected a folder")
+    return path
+
+
 def _ledger(config: pytest.Config) -> Path | None:
     path = _path(config, "ledger")
-    if path is None or not path.exists() or is_worker(config):
+    if path is None or is_worker(config):
         return path
+    if obstacle := _atomic.obstacle(path.parent):
+        raise pytest.UsageError(f"--fusiongate-ledger={path}: cannot be written: {obstacle}: expected another place")
     # Rows appended to a file of another kind would ruin it.
     try:
-        ledger.read(path)
+        if path.exists():
+            ledger.read(path)
     except LedgerError as error:
         raise pytest.UsageError(f"--fusiongate-ledger={path}: rows are appended to a ledger only: {error}") from error
+    except OSError as error:
+        raise pytest.UsageError(f"--fusiongate-ledger={path}: {error.strerror}: expected another place") from error
     return path

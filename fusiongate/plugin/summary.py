@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from fusiongate._telling import one_line
 from fusiongate.plugin.judgement import cell_name, shortened
 from fusiongate.plugin.recorder import RECORDER, Recorder
 
@@ -112,6 +113,6 @@ def _aligned(table: Sequence[tuple[str, ...]]) -> Iterator[str]:
         yield "  ".join(fields)
 
 
-def _relative(path: Path, config: pytest.Config) -> Path:
+def _relative(path: Path, config: pytest.Config) -> str:
     start = config.invocation_params.dir
-    return path.relative_to(start) if path.is_relative_to(start) else path
+    return one_line(str(path.relative_to(start) if path.is_relative_to(start) else path))

@@ -35,6 +35,7 @@ def test_what_is_in_the_way_of_a_folder_is_named(tmp_path: Path, monkeypatch: py
     # Root, who often runs tests in containers, may write everywhere.
     monkeypatch.setattr("os.access", lambda path, mode: False)
     assert f"no permission to write in {tmp_path}" == _atomic.obstacle(tmp_path / "made")
+    assert _atomic.obstacle(tmp_path / "made", to_write=False) is None
 
 
 def test_a_link_replaces_the_link_that_stood_there(tmp_path: Path) -> None:

@@ -66,6 +66,26 @@ def test_a_path_is_meant_from_where_it_was_written(project: Project) -> None:
         ("--fusiongate-device=cuda:", "--fusiongate-device=cuda:: expected auto, host, cuda or cuda:N"),
         ("--fusiongate-device=cuda:-1", "--fusiongate-device=cuda:-1: expected auto, host, cuda or cuda:N"),
         ("--fusiongate-missing=pass", "--fusiongate-missing=pass: expected fail or skip"),
+        ("--fusiongate-device=\x1b[31m\n", r"--fusiongate-device=\x1b[31m\n: expected auto, host, cuda or cuda:N"),
+        (
+            "--fusiongate-ledger=/dev/null/x",
+            "--fusiongate-ledger=/dev/null/x: cannot be written: /dev/null is no folder: expected another place",
+        ),
+        (
+            "--fusiongate-ledger=/dev/full",
+            (
+                "--fusiongate-ledger=/dev/full: rows are appended to a ledger only: "
+                "/dev/full: the ledger could not be read: Not a regular file"
+            ),
+        ),
+        (
+            f"--fusiongate-ledger=/{'x' * 300}",
+            f"--fusiongate-ledger=/{'x' * 300}: File name too long: expected another place",
+        ),
+        (
+            "--fusiongate-snapshots=/dev/null",
+            "--fusiongate-snapshots=/dev/null: /dev/null is no folder: expected a folder",
+        ),
         (
             "--fusiongate-update-paths",
             (
@@ -86,6 +106,13 @@ def test_a_bad_value_in_the_ini_file_is_the_same_line(project: Project) -> None:
     result = project.run()
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     assert error_of(result) == ["ERROR: --fusiongate-device=gpu: expected auto, host, cuda or cuda:N"]
+
+
+def test_a_switch_in_the_ini_file_that_is_neither_on_nor_off_is_named(project: Project) -> None:
+    project.write("pytest.ini", "[pytest]\nfusiongate_pin_gpus = perhaps\n")
+    result = project.run()
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    assert error_of(result) == ["ERROR: fusiongate_pin_gpus in the ini file: invalid truth value 'perhaps'"]
 
 
 def test_requiring_fused_paths_on_the_host_is_a_contradiction(project: Project) -> None:

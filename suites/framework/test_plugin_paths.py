@@ -102,7 +102,11 @@ def test_a_red_cell_is_not_recorded(kept: Project) -> None:
 
 def test_a_damaged_table_fails_and_is_not_written_over(kept: Project) -> None:
     damaged = kept.write("kept/cpu/paths/toy.json", "{")
-    kept.run(HOST, CELLS[0]).assert_outcomes(failed=1)
+    plain = kept.run(HOST, CELLS[0])
+    plain.assert_outcomes(failed=1)
+    # The story, and no frame of ours.
+    assert f"E       fusiongate.errors.SnapshotError: {damaged}: the path table is damaged" in plain.stdout.str()
+    assert "path_table.py" not in plain.stdout.str()
     result = kept.run(HOST, "--fusiongate-update-paths", CELLS[0])
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     assert Project.summary(result)[-1].startswith(f"red: {damaged}: the path table is damaged")

@@ -80,8 +80,7 @@ def test_runs_may_share_a_ledger(project: Project) -> None:
 
 
 def test_a_ledger_that_cannot_be_written_ends_the_run_with_one_line(project: Project) -> None:
-    project.write("file", "")
-    prepare(project, one=f"observe(**{cell()})")
+    prepare(project, one=f"open('file', 'x').close(); observe(**{cell()})")
     result = project.run("--fusiongate-ledger=file/ledger.jsonl")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stdout.fnmatch_lines(
