@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any, Literal, final
 
@@ -12,7 +11,7 @@ from torch import Tensor, nn
 
 from .admissions import OffersAdmission
 from .contracts import Contract, Exact, Ulp
-from .counting import Tallies
+from .counting import Counts, Tallies
 from .errors import UsageError
 from .first_sight import Trial, Witness
 from .gates import Decision, Gate, Policy, Reason, Slot, State
@@ -307,9 +306,14 @@ class Fusion:
         return self._launched.total().total() + self._direct.total().total()
 
     @property
-    def counters(self) -> Counter[tuple[str, str]]:
-        """Calls by (path, reason); calls under ``torch.compile`` are not counted."""
-        return self._tallies.total() + self._direct.total()
+    def counters(self) -> Counts:
+        """Calls by (path, reason), a Counter; calls under ``torch.compile`` are not counted.
+
+        A path that there is not, or a misspelt reason, is a ``KeyError`` that says which there are; a reason that only
+        ``declines`` could still give counts 0.
+        """
+        total = self._tallies.total() + self._direct.total()
+        return Counts(total, name=self.name, given=self._router.given, declines=self.declines is not _never_declines)
 
     @contextlib.contextmanager
     def isolated(self) -> Iterator[Fusion]:

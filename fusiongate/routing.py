@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any
 
 from torch import Tensor
@@ -41,6 +41,10 @@ class Router:
         """The arguments' names."""
         self.known: dict[Hashable, Slot | str] = {}
         """What was found, by call key."""
+
+    def given(self) -> Iterator[str]:
+        """The reasons that are kept, among them those that ``declines`` gave to calls which nobody counted."""
+        return (str(route) for route in list(self.known.values()) if isinstance(route, str))
 
     def positional(self, args: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
         """The arguments as a kernel takes them; defaults after the last one given stay away, as in a positional call.
