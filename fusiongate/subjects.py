@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import inspect
+import re
 import sys
 import threading
 import types
@@ -28,6 +29,7 @@ __all__ = ["ADALN", "GridLauncher", "Launcher", "Spy", "Subject", "Trial"]
 Launcher = Callable[..., Any]
 StandIn = Callable[[Launcher], Launcher]
 
+_NAME = re.compile(r"[^./\\][^/\\]{,99}")
 
 ADALN: dict[str, Any] = {"x": "B S D", "scale": "B 1 D", "shift": "B 1 D"}
 """The inputs of ``x * (1 + scale) + shift``: activations and two rows a batch entry."""
@@ -112,11 +114,11 @@ class Subject:
     Raises
     ------
     UsageError
-        ``fused`` names no attribute, or an object that no module holds.
+        The name is none that a file can have, or ``fused`` names no attribute, or an object that no module holds.
     """
 
     name: str
-    """Names the subject in reports and path tables."""
+    """Names the subject in reports, and the file of its path table."""
     call: Callable[..., Any]
     """The function with its gate, as models call it."""
     reference: Callable[..., Any]
@@ -134,6 +136,11 @@ class Subject:
     """The fusion, for a subject made by `of`."""
 
     def __post_init__(self) -> None:
+        if not (isinstance(self.name, str) and self.name.isprintable() and _NAME.fullmatch(self.name)):
+            raise UsageError(
+                f"subject {self.name!r}: expected a name of 1 to 100 printable characters without / and \\, which does "
+                f"not begin with a dot: it also names a file"
+            )
         if self.fusion is None:
             _places(self.name, self.fused)
 

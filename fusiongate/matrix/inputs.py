@@ -15,6 +15,9 @@ Role = Literal["full", "row", "part"]
 Factory = Callable[..., tuple[Any, ...]]
 
 
+_MOST_ELEMENTS = 2**62
+
+
 @dataclass(frozen=True, slots=True)
 class Size:
     """The extent of each symbol."""
@@ -29,12 +32,18 @@ class Size:
         Raises
         ------
         UsageError
-            An extent is not an integer of at least 1; the ``empty`` layouts make the empty ones.
+            An extent is not an integer of at least 1; the ``empty`` layouts make the empty ones. Or they are more
+            elements than a tensor can have.
         """
+        if not isinstance(extents, Mapping):
+            raise UsageError(f"size {extents!r}: expected a mapping of symbols to extents, such as {{'B': 2, 'S': 33}}")
         for symbol, extent in extents.items():
             if type(extent) is not int or extent < 1:
                 raise UsageError(f"size {dict(extents)}: {symbol!r} has to be an integer of at least 1, not {extent!r}")
-        return cls(tuple(extents.items()))
+        size = cls(tuple(extents.items()))
+        if size.elements > _MOST_ELEMENTS:
+            raise UsageError(f"size {dict(extents)}: {size.elements:,} elements are more than a tensor has")
+        return size
 
     @property
     def name(self) -> str:

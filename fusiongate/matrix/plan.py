@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from fusiongate.errors import UsageError
+from fusiongate.fusions import Fusion
 from fusiongate.matrix.cells import Cell, NotRun, Selected
 from fusiongate.matrix.check import PreparedCell
 from fusiongate.matrix.data import DATA, Draw, can_cancel, generator_for
@@ -22,9 +24,6 @@ from fusiongate.matrix.modes import MODES
 from fusiongate.matrix.recipe import Recipe
 from fusiongate.matrix.sizes import HUGE_ELEMENTS, LARGE_ELEMENTS, sizes_for
 from fusiongate.subjects import ADALN, Subject
-
-if TYPE_CHECKING:
-    from fusiongate.fusions import Fusion
 
 __all__ = ["Matrix"]
 
@@ -68,8 +67,11 @@ class Matrix:
         may_decline: Mapping[str, str] | None = None,
         pairs: bool = True,
     ) -> None:
+        if not isinstance(subject, (Subject, Fusion)):
+            raise UsageError(f"subject {subject!r}: expected a fusiongate.Fusion or a fusiongate.Subject")
         self.subject = subject if isinstance(subject, Subject) else Subject.of(subject)
         self.inputs = Inputs.of(inputs)
+        self._check_parameters()
         self.sizes = {size.name: size for size in sizes_for(self.inputs, sizes)}
         self._layouts = {layout.name: layout for layout in layouts_for(self.inputs)}
         self._dtypes = {plan.name: plan for plan in dtypes_for(self.inputs)}
@@ -82,6 +84,24 @@ class Matrix:
 
     def __repr__(self) -> str:
         return f"Matrix({self.subject.name!r})"
+
+    def _check_parameters(self) -> None:
+        # Arguments that do not fit would look like a reference that raises: in every cell, and nowhere said.
+        if self.inputs.factory is None:
+            function, given = self.subject.reference, [name for name, _ in self.inputs.arguments]
+        else:
+            function, given = self.inputs.factory, ["size", "dtype", "device", "generator"]
+        try:
+            signature = inspect.signature(function)
+        except (TypeError, ValueError):
+            return  # of what is written in C, some tell no parameters
+        try:
+            signature.bind(*given)
+        except TypeError as error:
+            whose = "the reference of " * (self.inputs.factory is None) + self.subject.name
+            raise UsageError(
+                f"inputs: {whose} takes {signature} and is called with {', '.join(given)}: {error}; give inputs={{...}}"
+            ) from error
 
     def _check_names(self) -> None:
         for beginning in self.must_fuse:
@@ -206,6 +226,8 @@ class Matrix:
         size = another or self.sizes[cell.size]
         if self.inputs.factory is not None:
             made = self.inputs.factory(dict(size.extents), plan.main, where, generator_for(cell.id, call))
+            if not isinstance(made, (list, tuple)):
+                raise UsageError(f"inputs of {self.subject.name} made {made!r}; expected a tuple of arguments")
             return tuple(realigned(value) if isinstance(value, torch.Tensor) else value for value in made)
         values = DATA[cell.data].draw(self._draw(cell, call, size))
         if layout.constant:

@@ -182,8 +182,11 @@ def declared(
 
     Parameters and errors as for :func:`preset`; ``module`` is the one that declares it.
     """
-    if not re.fullmatch(r"[a-z0-9]+(?:[.-][a-z0-9]+)*", name):
-        raise UsageError(f"preset {name!r}: expected lower case words with hyphens, which also make a file's name")
+    if not (isinstance(name, str) and len(name) <= 100 and re.fullmatch(r"[a-z0-9]+(?:[.-][a-z0-9]+)*", name)):
+        raise UsageError(
+            f"preset {name!r}: expected lower case words with hyphens, which also make a file's name: 100 characters "
+            f"at most"
+        )
     if not sizes or not set(sizes) <= {"tiny", "real"}:
         raise UsageError(f"preset {name!r}: sizes are {tuple(sizes)!r}; expected 'tiny', 'real' or both")
     origin = getattr(sys.modules.get(module), "__file__", None)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from fusiongate.errors import UsageError
-from fusiongate.matrix.cells import AXES, Cell
+from fusiongate.matrix.cells import AXES, Cell, Selected
 from fusiongate.matrix.expansion import PAIRINGS, axis_values, expand
 from fusiongate.matrix.plan import Matrix
 from fusiongate.subjects import Subject
@@ -121,7 +121,7 @@ def test_what_may_be_declined_need_not_launch() -> None:
 
 
 def test_without_rows_the_base_layout_must_fuse() -> None:
-    assert ("contiguous",) == Matrix(SUBJECT, {"x": "N D", "y": "N D"}, [{"N": 2, "D": 8}]).must_fuse
+    assert ("contiguous",) == Matrix(SUBJECT, dict.fromkeys("xyz", "N D"), [{"N": 2, "D": 8}]).must_fuse
 
 
 def test_a_factory_has_one_layout_and_its_own_data() -> None:
@@ -138,10 +138,23 @@ def test_a_factory_has_one_layout_and_its_own_data() -> None:
             "no layout of residual-gate begins with 'row-brodcast'; its layouts are row-",
         ),
         ({"may_decline": {"B9": "tail"}}, "residual-gate has no layout, dtype or size 'B9'; it has B"),
-        ({"inputs": {"x": "N D"}}, "the default sizes are for the symbols B, S and D"),
+        ({"inputs": {"residual": "B S D"}}, "and is called with residual: missing a required argument: 'update'; give"),
+        ({"inputs": lambda: ()}, "residual-gate takes () and is called with size, dtype, device, generator: too many"),
     ],
 )
 def test_names_that_are_not_there_are_told(options: dict[str, Any], told: str) -> None:
     with pytest.raises(UsageError) as caught:
         Matrix(SUBJECT, **options)
     assert told in str(caught.value)
+
+
+@pytest.mark.parametrize("subject", [3, None, lambda x: x])
+def test_something_that_has_no_gate_has_no_matrix(subject: Any) -> None:
+    with pytest.raises(UsageError, match=r"expected a fusiongate\.Fusion or a fusiongate\.Subject"):
+        Matrix(subject)
+
+
+def test_a_factory_that_makes_no_arguments_is_told() -> None:
+    matrix = Matrix(SUBJECT, inputs=lambda size, dtype, device, generator: 3, sizes=[{"B": 2}])
+    with pytest.raises(UsageError, match="inputs of residual-gate made 3; expected a tuple of arguments"):
+        matrix.prepare(matrix.cells()[0], Selected("host"))

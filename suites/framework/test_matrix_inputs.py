@@ -67,6 +67,19 @@ def test_an_extent_is_a_positive_integer(extent: Any) -> None:
         Size.of({"B": extent})
 
 
+@pytest.mark.parametrize(
+    "extents, told",
+    [
+        (None, "size None: expected a mapping of symbols to extents"),
+        ({"B": 2**31, "S": 2**32}, "are more than a tensor has"),
+    ],
+)
+def test_a_size_that_no_tensor_has_is_told(extents: Any, told: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        Size.of(extents)
+    assert told in str(caught.value)
+
+
 def test_adaln_has_sizes_of_its_own_and_a_small_one_first() -> None:
     sizes = sizes_for(Inputs.of(ADALN), None)
     assert len(ADALN_SIZES) == len(sizes)

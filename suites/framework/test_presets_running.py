@@ -111,8 +111,8 @@ def test_a_preset_that_yields_something_else_says_so(steps: list[Any], message: 
         run_arm(declared_steps, "reference", device=CPU)
 
 
-@pytest.mark.parametrize("name", ["", "Two Words", "UPPER", "a/b", "-a", "a--b"])
-def test_a_presets_name_is_fit_for_a_file(name: str) -> None:
+@pytest.mark.parametrize("name", ["", "Two Words", "UPPER", "a/b", "-a", "a--b", "x" * 101, 3])
+def test_a_presets_name_is_fit_for_a_file(name: Any) -> None:
     with pytest.raises(UsageError, match="expected lower case words with hyphens"):
         preset(name)(lambda run: iter(()))
 

@@ -166,3 +166,11 @@ def test_a_foreign_gate_publishes_no_counts(foreign: Any) -> None:
     with subject(foreign.call, foreign.launch).trial() as trial:
         assert None is trial.counts
         assert torch.equal(torch.ones(1), trial.call(torch.zeros(1)))
+
+
+@pytest.mark.parametrize(
+    "name", ["", "../../elsewhere", "a/b", "a\\b", ".hidden", "two\nlines", "\x1b[31m", "x" * 101, 3]
+)
+def test_a_subjects_name_is_fit_for_a_file(name: Any) -> None:
+    with pytest.raises(UsageError, match="expected a name of 1 to 100 printable characters"):
+        Subject(name, call=abs, reference=abs, fused="math:floor")
