@@ -6,22 +6,29 @@ import contextlib
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from fusiongate.bits import normalised_strides
 from fusiongate.contracts import Exact
 from fusiongate.errors import FusiongateError
 from fusiongate.matrix.cells import Cell, CellFailure, CellResult, NotRun, Outcome, Path
 from fusiongate.matrix.modes import tensors_of
 from fusiongate.matrix.recipe import Recipe, Step
+from fusiongate.matrix.results import Watched, metadata_of, results_of, shares_memory
 from fusiongate.matrix.sizes import HUGE_ELEMENTS
-from fusiongate.matrix.telling import calls_in_words, described, failure, launches_in_words, story
+from fusiongate.matrix.telling import (
+    called_in_words,
+    calls_in_words,
+    described,
+    failure,
+    launches_in_words,
+    results_in_words,
+    story,
+)
 from fusiongate.matrix.tracing import of_the_compiler
 from fusiongate.subjects import Launcher, Trial
-from fusiongate.verdicts import bits_differ, compare
+from fusiongate.verdicts import compare
 
 __all__ = ["PreparedCell"]
 
@@ -88,7 +95,7 @@ class PreparedCell:
         """What the reference makes of `args`; raises what eager raises."""
         if self._raised is not None:
             raise self._raised
-        return _results(self._first)[0]
+        return results_of(self._first)[0]
 
     def check(self) -> CellResult:
         """Call the subject, and assert path, reason, launches, bits and strides of every call.
@@ -161,7 +168,7 @@ class PreparedCell:
 
     def _check_call(self, trial: Trial, call: Callable[..., Any], number: int) -> None:
         args = self.args if number == 0 else self._draw(number)
-        watched = [] if self._recipe.mode.metadata_only else [_Watched.of(tensor) for tensor in tensors_of(args)]
+        watched = [] if self._recipe.mode.metadata_only else [Watched.of(tensor) for tensor in tensors_of(args)]
         with self._around():
             expected, raised = self._expected_of(args, number)
             before = trial.launches, trial.counts
@@ -171,14 +178,13 @@ class PreparedCell:
                 self._check_raised(number, error, raised)
                 self._check_path(trial, before, number)
                 return
-            if raised is not None:
-                raise self._failure(number, "it returned", f"it raises {described(raised)}, as eager does")
+            self._check_returned(number, raised)
             self._check_path(trial, before, number)
         # Before the bits: a reference that ran on what the kernel left behind differs for that reason.
         if any(one.changed() for one in watched):
             raise self._failure(number, "it changed an input", "inputs are left as they were")
         with self._around():
-            self._check_bits(number, args, _results(actual), _results(expected))
+            self._check_bits(number, args, results_of(actual), results_of(expected))
 
     def _expected_of(self, args: tuple[Any, ...], number: int) -> tuple[Any, Exception | None]:
         if number == 0:
@@ -196,11 +202,18 @@ class PreparedCell:
                 number, f"it raised {described(error)}", f"it raises {described(expected)}, as eager does"
             ) from error
 
+    def _check_returned(self, number: int, expected: Exception | None) -> None:
+        if expected is not None:
+            raise self._failure(number, "it returned", f"it raises {described(expected)}, as eager does")
+
     def _check_path(self, trial: Trial, before: tuple[int, Mapping[tuple[str, str], int] | None], number: int) -> None:
         launches = trial.launches - before[0]
         mode = self._recipe.mode
         step = self._recipe.step(self._last, number)
         reached = mode.gate_calls[number]
+        if step.path == "raises":
+            self._check_not_launched(number, launches)
+            return
         if trial.counts is None or before[1] is None:
             # A foreign gate decides for itself what its first call does.
             launched = step.path == "fused"
@@ -216,10 +229,6 @@ class PreparedCell:
             if sum(taken.values()) != reached:
                 raise self._failure(number, f"{taken.total()} calls were counted", f"{reached} calls")
             return
-        if step.path == "raises":
-            if launches:
-                raise self._failure(number, launches_in_words(launches), "no launch where eager raises")
-            return
         counted = not (mode.forced is not None and not mode.forced.counted)
         due: Counter[tuple[str, str]] = Counter({(step.path, step.reason): reached} if counted and reached else {})
         if taken != due:
@@ -232,6 +241,10 @@ class PreparedCell:
                 self._story(trial) if any(reason == "refused" for _, reason in taken) else "",
             )
         self._check_launches(number, launches, step, reached)
+
+    def _check_not_launched(self, number: int, launches: int) -> None:
+        if launches:
+            raise self._failure(number, launches_in_words(launches), "no launch where eager raises")
 
     def _check_launches(self, number: int, launches: int, step: Step, reached: int) -> None:
         if step.path == "fused" and launches != reached:
@@ -256,20 +269,24 @@ class PreparedCell:
     ) -> None:
         mode, subject = self._recipe.mode, self._recipe.subject
         if not mode.alike:
-            expected = expected * len(actual)
-        if len(actual) != len(expected):
-            raise self._failure(number, f"{len(actual)} results", f"{len(expected)} results")
-        for position, (got, wanted) in enumerate(zip(actual, expected, strict=True)):
+            # A mode that calls several times gives a result of each; a replay calls nothing.
+            expected = expected * max(1, mode.gate_calls[number])
+        self._check_number(number, actual, expected)
+        for position, (got, wanted) in enumerate(zip(actual, expected, strict=False)):
             if mode.metadata_only:
-                if _metadata(got) != _metadata(wanted):
-                    raise self._failure(number, f"{_metadata(got)}", f"{_metadata(wanted)}")
+                if metadata_of(got) != metadata_of(wanted):
+                    raise self._failure(number, f"{metadata_of(got)}", f"{metadata_of(wanted)}")
                 continue
             contract = subject.contract if self.path == "fused" and position == 0 else Exact()
             verdict = compare(got, wanted, contract, subject.reference, args)
             if not verdict.ok:
                 raise self._failure(number, "the result is not the reference's", str(contract), str(verdict))
-            if _shares(got, args) and not _shares(wanted, args):
+            if shares_memory(got, args) and not shares_memory(wanted, args):
                 raise self._failure(number, "the result shares memory with an input", "a new tensor")
+
+    def _check_number(self, number: int, actual: tuple[torch.Tensor, ...], expected: tuple[torch.Tensor, ...]) -> None:
+        if len(actual) != len(expected):
+            raise self._failure(number, results_in_words(len(actual)), results_in_words(len(expected)))
 
     def _check_witness(self) -> None:
         fusion = self._recipe.subject.fusion
@@ -282,27 +299,8 @@ class PreparedCell:
             raise self._failure(None, "the witness differs from the reference's", "equal bits", str(verdict))
 
     def _failure(self, number: int | None, happened: str, expected: str, more: str = "") -> CellFailure:
-        where = "" if number is None else f", call {number + 1} of {self._recipe.lifecycle.calls}"
+        where = "" if number is None else called_in_words(number, self._recipe.lifecycle.calls, self._recipe.mode)
         return failure(self.cell, where, happened, expected, more)
-
-
-@dataclass(frozen=True, slots=True)
-class _Watched:
-    """An input and what it held."""
-
-    tensor: torch.Tensor
-    before: torch.Tensor | None
-
-    @classmethod
-    def of(cls, tensor: torch.Tensor) -> _Watched:
-        # A copy of a huge operand could be what no longer fits.
-        return cls(tensor, tensor.detach().clone() if tensor.numel() < HUGE_ELEMENTS else None)
-
-    def changed(self) -> bool:
-        if self.before is None:
-            return False
-        now = self.tensor.detach().clone()
-        return bool(bits_differ(now, self.before))
 
 
 class _Forbidden:
@@ -313,17 +311,3 @@ class _Forbidden:
 
     def __getitem__(self, _grid: Any) -> Any:
         self()
-
-
-def _results(result: Any) -> tuple[torch.Tensor, ...]:
-    return result if isinstance(result, tuple) else (result,)
-
-
-def _metadata(tensor: torch.Tensor) -> tuple[Any, ...]:
-    strides = normalised_strides(tensor.shape, tensor.stride())
-    return type(tensor).__name__, tensor.dtype, tuple(tensor.shape), strides, tensor.device.type
-
-
-def _shares(result: torch.Tensor, args: tuple[Any, ...]) -> bool:
-    memory = result.untyped_storage().data_ptr()
-    return bool(result.numel()) and any(memory == tensor.untyped_storage().data_ptr() for tensor in tensors_of(args))

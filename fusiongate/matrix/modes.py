@@ -70,6 +70,8 @@ class Mode:
     """Whether the reference is wrapped alike. Otherwise it is called plainly, and each result is held against it."""
     gate_calls: tuple[int, int, int] = (1, 1, 1)
     """How often each of the cell's three calls reaches the gate: a replay does not."""
+    replays: tuple[int, int, int] = (0, 0, 0)
+    """Which replay of its graph each of the three calls gives the result of, counted from 1; 0 where none."""
     races: bool = False
     """Whether the first call reaches the gate from several threads at once."""
     made_inside: bool = False
@@ -283,8 +285,14 @@ MODES: dict[str, Mode] = {
         Mode("fake-tensor", _TRACING, convert=tracing.to_fake, metadata_only=True),
         Mode("threads", wrap=_in_threads(cold=False), gate_calls=(1, _THREADS, _THREADS)),
         Mode("threads-cold", wrap=_in_threads(cold=True), gate_calls=(_THREADS,) * 3, races=True),
-        Mode("capture-cold", Forced("capturing", "after declines"), wrap=_captured_cold, needs_gpu=True),
-        Mode("capture-warm", wrap=_captured_warm, gate_calls=(1, 1, 0), needs_gpu=True),
+        Mode(
+            "capture-cold",
+            Forced("capturing", "after declines"),
+            wrap=_captured_cold,
+            replays=(1, 1, 1),
+            needs_gpu=True,
+        ),
+        Mode("capture-warm", wrap=_captured_warm, gate_calls=(1, 1, 0), replays=(0, 1, 2), needs_gpu=True),
         Mode("side-stream", wrap=_on_side_stream, gate_calls=(1, _REPEATS, _REPEATS), needs_gpu=True),
     )
 }

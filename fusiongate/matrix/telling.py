@@ -7,10 +7,19 @@ from collections.abc import Mapping
 from typing import Any
 
 from fusiongate.matrix.cells import Cell, CellFailure
+from fusiongate.matrix.modes import Mode
 from fusiongate.subjects import Trial
 from fusiongate.verdicts import compare
 
-__all__ = ["calls_in_words", "described", "failure", "launches_in_words", "story"]
+__all__ = [
+    "called_in_words",
+    "calls_in_words",
+    "described",
+    "failure",
+    "launches_in_words",
+    "results_in_words",
+    "story",
+]
 
 
 def failure(cell: Cell, where: str, happened: str, expected: str, more: str = "") -> CellFailure:
@@ -59,6 +68,17 @@ def described(error: Exception) -> str:
 def launches_in_words(launches: int) -> str:
     """A number of launches, such as ``no launch``."""
     return f"{launches or 'no'} {'launch' if launches in (0, 1) else 'launches'}"
+
+
+def results_in_words(results: int) -> str:
+    """A number of results, such as ``1 result``."""
+    return f"{results} {'result' if results == 1 else 'results'}"
+
+
+def called_in_words(number: int, calls: int, mode: Mode) -> str:
+    """Which call of a cell it was, such as ``, call 3 of 3, on replay 2``: what a replay gives is no launch's fault."""
+    replay = mode.replays[number]
+    return f", call {number + 1} of {calls}" + (f", on replay {replay}" if replay else "")
 
 
 def calls_in_words(counts: Mapping[tuple[str, str], int]) -> str:

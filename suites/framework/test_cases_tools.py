@@ -197,5 +197,7 @@ def test_case_25_a_wrong_replay_is_told_from_a_wrong_kernel(
     replayed = failure_of(op, "capture-warm", Selected("host"))
 
     assert "" == failure_of(op, "base", Selected("host"))
-    assert (graph is StaleGraph) is ("case[capture-warm], call 3 of 3\n  happened: the result is not" in replayed)
+    assert (graph is StaleGraph) is (
+        "case[capture-warm], call 3 of 3, on replay 2\n  happened: the result is not" in replayed
+    )
     assert "refused" not in replayed

@@ -117,10 +117,12 @@ def test_the_three_calls_see_different_data_at_one_alignment() -> None:
     assert not torch.equal(second, third)
 
 
-def test_where_eager_raises_the_cell_raises_alike() -> None:
-    def strict(x: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
-        return x * (1 + scale.view(x.shape[0], 1, -1)) + shift
+def strict(x: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
+    """Raises where scale is a number."""
+    return x * (1 + scale.view(x.shape[0], 1, -1)) + shift
 
+
+def test_where_eager_raises_the_cell_raises_alike() -> None:
     result = check("scalar", fusion(reference=strict))
     assert ("raises", "AttributeError", 1) == (result.outcome, result.reason, result.checks)
 
@@ -261,6 +263,35 @@ def test_a_result_in_an_inputs_memory_is_red() -> None:
     drawn = [prepared.args[0].clone()]
     with pytest.raises(CellFailure, match="the result shares memory with an input"):
         prepared.check()
+
+
+@pytest.mark.parametrize("number, told", [(0, "0 results"), (2, "2 results")])
+def test_another_number_of_results_is_red(number: int, told: str) -> None:
+    several: Any = lambda *args: (launch(*args),) * number
+    assert f"happened: {told}\n  expected: 1 result\n" in red("base", foreign(several))
+
+
+def test_a_function_with_several_results_is_held_against_all_of_them() -> None:
+    pair = lambda *args: (reference(*args), args[0] + 1)
+    swapped = lambda *args: (launch(*args), args[0])
+    both = lambda *args: (launch(*args), args[0] + 1)
+    assert "fused" == check("base", Subject("pair", call=both, reference=pair, fused=launch)).outcome
+    message = red("base", Subject("pair", call=swapped, reference=pair, fused=launch))
+    assert "happened: the result is not the reference's\n" in message
+
+
+def test_a_return_where_eager_raises_is_red() -> None:
+    message = red("scalar", Subject("foreign", call=ungated, reference=strict, fused=launch))
+    assert "happened: it returned\n  expected: it raises AttributeError: " in message
+
+
+def test_a_launch_where_eager_raises_is_red() -> None:
+    def launched_first(x: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
+        launch(x, scale, shift)
+        return strict(x, scale, shift)
+
+    message = red("scalar", Subject("foreign", call=launched_first, reference=strict, fused=launch))
+    assert "happened: 1 launch\n  expected: no launch where eager raises\n" in message
 
 
 def test_another_dtype_with_equal_values_is_red() -> None:

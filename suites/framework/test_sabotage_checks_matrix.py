@@ -11,6 +11,7 @@ from torch import Tensor
 from fusiongate import first_sight
 from fusiongate.fusions import Fusion
 from fusiongate.matrix import CellFailure, Matrix, Selected, check
+from fusiongate.matrix.results import Watched
 from fusiongate.sabotage import saboteur
 from fusiongate.subjects import Subject
 
@@ -19,8 +20,8 @@ from .removals import Needed, modulate, nothing, nothing_found, reordered, right
 MATRIX = [
     Needed("paths", nothing(check.PreparedCell, "_check_path"), "last-bit-off", lambda: ("base",)),
     Needed("bits", nothing(check.PreparedCell, "_check_bits"), "wrong-after-first-sight", lambda: ("base",)),
-    Needed("inputs", nothing(check._Watched, "changed", False), "rows-changed-later", lambda: ("base",)),
-    Needed("memory", nothing(check, "_shares", False), "output-in-its-input-later", lambda: ("zeros",)),
+    Needed("inputs", nothing(Watched, "changed", False), "rows-changed-later", lambda: ("base",)),
+    Needed("memory", nothing(check, "shares_memory", False), "output-in-its-input-later", lambda: ("zeros",)),
     Needed(
         "must-fuse", nothing(check.PreparedCell, "_check_declared"), "declines-too-much", lambda: ("strided-unbind-4d",)
     ),
@@ -78,11 +79,13 @@ def test_the_matrix_compares_the_witness_too(monkeypatch: pytest.MonkeyPatch) ->
     assert green()
 
 
+def strict(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+    """Raises where scale is a number."""
+    return x * (1 + scale.view(x.shape[0], 1, -1)) + shift
+
+
 def test_without_a_look_at_errors_a_cell_may_raise_what_it_likes(monkeypatch: pytest.MonkeyPatch) -> None:
     """In a cell where eager raises, nothing but the kind of error tells the two apart."""
-
-    def strict(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
-        return x * (1 + scale.view(x.shape[0], 1, -1)) + shift
 
     op = Fusion("strict", reference=strict, fused=strict)
     spoilt = saboteur("declines-by-flag").apply(op)
@@ -107,8 +110,12 @@ def launch(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
     return modulate(x, scale, shift)
 
 
-def foreign(call: Any, **options: Any) -> Subject:
-    return Subject("foreign", call=call, reference=modulate, fused=launch, **options)
+def launch_by_name(*args: Tensor) -> Tensor:
+    return launch(*args)
+
+
+def foreign(call: Any, reference: Any = modulate, **options: Any) -> Subject:
+    return Subject("foreign", call=call, reference=reference, fused=launch, **options)
 
 
 def test_without_a_look_at_errors_a_foreign_gate_may_raise_where_eager_returns(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,6 +126,64 @@ def test_without_a_look_at_errors_a_foreign_gate_may_raise_where_eager_returns(m
     assert not checked(subject, "zeros")
     nothing(check.PreparedCell, "_check_raised")(monkeypatch)
     assert checked(subject, "zeros")
+
+
+@pytest.mark.parametrize(
+    "check_of_raising, wrong",
+    [
+        ("_check_returned", modulate),
+        ("_check_not_launched", lambda *args: (launch(*args), strict(*args))[1]),
+    ],
+    ids=["returns", "launches"],
+)
+def test_without_a_look_where_eager_raises_a_foreign_gate_may_do_as_it_likes(
+    check_of_raising: str, wrong: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may return something, or launch before it raises."""
+    if check_of_raising == "_check_returned":
+        # A call that raises has no results that could be compared with anything.
+        monkeypatch.setattr(check.PreparedCell, "_check_bits", lambda *args: None)
+    assert checked(foreign(strict, strict), "scalar")
+    assert not checked(foreign(wrong, strict), "scalar")
+    nothing(check.PreparedCell, check_of_raising)(monkeypatch)
+    assert checked(foreign(wrong, strict), "scalar")
+
+
+def test_without_a_look_at_errors_a_gate_may_launch_where_eager_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that launches before it has seen the reference; its kernel takes a number where eager does not."""
+    unverified = Fusion._unverified
+
+    def hasty(self: Fusion, slot: Any, args: tuple[Any, ...]) -> Tensor:
+        self.fused(*args)
+        return unverified(self, slot, args)
+
+    op = Fusion("strict", reference=strict, fused=modulate)
+    assert checked(op, "scalar")
+    monkeypatch.setattr(Fusion, "_unverified", hasty)
+    assert not checked(op, "scalar")
+    nothing(check.PreparedCell, "_check_not_launched")(monkeypatch)
+    assert checked(op, "scalar")
+
+
+def nothing_but_a_launch(*args: Tensor) -> tuple[Tensor, ...]:
+    launch(*args)
+    return ()
+
+
+def one_more(*args: Tensor) -> tuple[Tensor, ...]:
+    result = launch(*args)
+    return result, result
+
+
+@pytest.mark.parametrize("wrong", [nothing_but_a_launch, one_more])
+def test_without_the_number_of_results_a_foreign_gate_may_give_none_or_more(
+    wrong: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is not there differs from nothing."""
+    assert checked(foreign(launch_by_name), "base")
+    assert not checked(foreign(wrong), "base")
+    nothing(check.PreparedCell, "_check_number")(monkeypatch)
+    assert checked(foreign(wrong), "base")
 
 
 def test_without_the_forbidden_launcher_a_first_launch_while_compiling_goes_unseen(
@@ -145,5 +210,5 @@ def test_without_metadata_a_foreign_gate_may_promise_another_shape(monkeypatch: 
 
     assert checked(foreign(modulate), "meta")
     assert not checked(foreign(flat_on_meta), "meta")
-    monkeypatch.setattr(check, "_metadata", lambda tensor: ())
+    monkeypatch.setattr(check, "metadata_of", lambda tensor: ())
     assert checked(foreign(flat_on_meta), "meta")

@@ -218,6 +218,6 @@ def test_case_25_a_replay_that_does_nothing_is_told_from_a_wrong_kernel(monkeypa
 
     told, story = red("capture-warm")
     assert told
-    assert "modulate[capture-warm], call 2 of 3\n  happened: the result is not" in story
+    assert "modulate[capture-warm], call 2 of 3, on replay 1\n  happened: the result is not" in story
     assert "refused" not in story
     assert not red("base")[0]
