@@ -86,7 +86,7 @@ class FirstSight:
         expected
             The reference's result on the live arguments.
         """
-        if not isinstance(expected, Tensor) or expected.layout is not torch.strided or not expected.numel():
+        if not _comparable(expected):
             story = "the reference does not return one dense tensor with elements; there is nothing to compare with"
             return self._fault("reference", story, 0)
         surroundings = Surroundings(expected.device)
@@ -104,7 +104,7 @@ class FirstSight:
         """What is wrong with the kernel; whoever asks for one fault stops the rest of the trial."""
         for operands in self._probes(expected, generator):
             reference = self._run("the reference, on fresh operands,", self._trial.reference, operands.args)
-            if not reference.numel():
+            if not _has_elements(reference):
                 yield self._fault("probe", "the probe's operands give a result without elements", expected.numel())
             yield from self._try(operands, reference, surroundings)
             yield from self._try_witness(operands)
@@ -140,12 +140,17 @@ class FirstSight:
 
     def _of_the_user(self, probe: Function) -> Operands:
         args = tuple(probe(*self._args))
-        if not all(tensor.numel() for tensor in tensors_of(args)):
-            raise UsageError("an operand has no elements")
-        reason = self._trial.declines(*args)
-        if reason is not None:
-            raise UsageError(f"declines refuses the operands: {reason}")
+        fault = self._unfit(args)
+        if fault is not None:
+            raise UsageError(fault)
         return live_copies(args)
+
+    def _unfit(self, args: Sequence[Any]) -> str | None:
+        """Why operands of the user's are no probe."""
+        if not all(tensor.numel() for tensor in tensors_of(args)):
+            return "an operand has no elements"
+        reason = self._trial.declines(*args)
+        return None if reason is None else f"declines refuses the operands: {reason}"
 
     def _taller(self, expected: Tensor, generator: torch.Generator) -> Operands | None:
         grows = self._trial.grows
@@ -264,6 +269,15 @@ class FirstSight:
 
     def _name(self, position: int) -> str:
         return self._trial.names[position] if position < len(self._trial.names) else f"argument {position}"
+
+
+def _comparable(expected: object) -> bool:
+    """Whether the reference's result is one that a kernel's can be held against."""
+    return isinstance(expected, Tensor) and expected.layout is torch.strided and expected.numel() > 0
+
+
+def _has_elements(result: Tensor) -> bool:
+    return result.numel() > 0
 
 
 def _all_equal(pairs: Sequence[tuple[Any, Tensor]]) -> bool:
