@@ -84,6 +84,10 @@ def _indexed(source: Expression, name: str, dimension: int = 0, *bounds: int | N
     return Expression(f"{source.in_brackets()}[{before}{index}]", ATOM)
 
 
+_SAID = ("alpha", "rounding_mode")
+"""The keywords that change what an operator of these chains computes."""
+
+
 def expression_of(
     name: str, args: Sequence[Any], kwargs: Mapping[str, Any], numbers: Mapping[float, str]
 ) -> Expression:
@@ -124,4 +128,5 @@ def expression_of(
         # Floating sums and products are not associative, so that brackets on the right are never left out.
         outer = ATOM if name == "pow" else binding
         return Expression(f"{shown(left).in_brackets(outer)} {symbol} {shown(right).in_brackets(binding + 1)}", binding)
-    return Expression(f"{name.lstrip('_')}({', '.join(shown(a).text for a in args)})", ATOM)
+    said = [f"{key}={shown(kwargs[key]).text}" for key in _SAID if kwargs.get(key) not in (1, None)]
+    return Expression(f"{name.lstrip('_')}({', '.join([*(shown(a).text for a in args), *said])})", ATOM)

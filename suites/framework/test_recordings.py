@@ -120,7 +120,8 @@ def test_long_text_is_cut_in_its_middle() -> None:
         ("select", (-1, 3), {}, "x[..., 3]"),
         ("sub", (2.0,), {}, "x - 2"),
         ("rsub", (1,), {}, "1 - x"),
-        ("add", (0.5,), {"alpha": 2}, "add(x, 0.5)"),
+        ("add", (0.5,), {"alpha": 2}, "add(x, 0.5, alpha=2)"),
+        ("div", (3,), {"rounding_mode": "floor"}, "div(x, 3, rounding_mode='floor')"),
         ("mul", (1e-6,), {}, "eps * x"),
     ],
 )
