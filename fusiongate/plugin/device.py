@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from fusiongate.matrix import Selected
 
-__all__ = ["fusion_device", "fusion_generator", "require", "select"]
+__all__ = ["fusion_device", "fusion_generator", "require", "select", "selected"]
 
 _KEY: Final = pytest.StashKey["Selected"]()
 
@@ -30,6 +30,11 @@ def select(config: pytest.Config) -> Selected:
     if _KEY not in config.stash:
         config.stash[_KEY] = _select(config)
     return config.stash[_KEY]
+
+
+def selected(config: pytest.Config) -> Selected | None:
+    """Give the device of this run if it has been asked for already; never imports torch."""
+    return config.stash.get(_KEY, None)
 
 
 def _select(config: pytest.Config) -> Selected:
@@ -79,11 +84,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_report_header(config: pytest.Config) -> str:
     """Say which device subjects run on, as far as that is known without importing torch."""
-    selected = config.stash.get(_KEY, None)
-    if selected is None or selected.kind == "host":
+    chosen = selected(config)
+    if chosen is None or chosen.kind == "host":
         return f"fusiongate: device {options(config).device_name}"
     torch = sys.modules["torch"]  # only on a GPU: the host has no name
-    return f"fusiongate: device cuda:{selected.index} ({torch.cuda.get_device_name(selected.index)})"
+    return f"fusiongate: device cuda:{chosen.index} ({torch.cuda.get_device_name(chosen.index)})"
 
 
 @pytest.fixture(scope="session")

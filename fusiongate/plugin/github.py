@@ -30,7 +30,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     target = os.environ.get("GITHUB_STEP_SUMMARY")
     if target and (recorder.cells or recorder.complaints):
         with Path(target).open("a", encoding="utf-8") as stream:
-            stream.write(step_summary(recorder.cells, list(recorder.environments.values()), recorder.complaints))
+            environments = list(recorder.environments.values())
+            stream.write(step_summary(recorder.cells, environments, recorder.complaints, recorder.unstarted))
 
 
 def _annotations(recorder: Recorder) -> Iterator[str]:
@@ -67,16 +68,32 @@ def _in_workspace(config: pytest.Config, failure: Failure) -> str:
 
 
 def step_summary(
-    cells: Sequence[Mapping[str, Any]], environments: Sequence[Environment], complaints: Sequence[str]
+    cells: Sequence[Mapping[str, Any]],
+    environments: Sequence[Environment],
+    complaints: Sequence[str],
+    unstarted: Sequence[str] = (),
 ) -> str:
-    """Give the run as Markdown: complaints, the table, the reasons, and what was not run or not compared."""
+    """Give the run as Markdown: complaints, the table, the reasons, and what was not run or not compared.
+
+    Parameters
+    ----------
+    cells
+        The payloads of the run's cell rows.
+    environments
+        Where they were observed.
+    complaints
+        What is wrong with the run as a whole.
+    unstarted
+        The tests that were not run because of a device that could not be used any more.
+    """
     lines = ["## fusiongate", ""]
     lines += [f"- **red**: {_markdown(complaint)}" for complaint in complaints] + ([""] if complaints else [])
     if cells:
         lines += [*_table(outcome_table(cells)), ""]
         counted = [(outcome, reason, str(count)) for (outcome, reason), count in reasons(cells).items()]
         lines += [*_table([("outcome", "reason", "cells"), *counted]), ""]
-    for title, groups in (("Not run", not_run(cells)), ("Not compared", not_compared(cells))):
+    lost = {"a device that could not be used any more": unstarted} if unstarted else {}
+    for title, groups in (("Not run", {**not_run(cells), **lost}), ("Not compared", not_compared(cells))):
         for reason, names in groups.items():
             lines += [f"<details><summary>{title}: {_markdown(reason)} ({len(names)})</summary>", ""]
             lines += [f"- {_markdown(name)}" for name in sorted(names)] + ["", "</details>", ""]

@@ -7,6 +7,7 @@ pytest_plugins = (
     "fusiongate.plugin.options",
     "fusiongate.plugin.device",
     "fusiongate.plugin.rows",
+    "fusiongate.plugin.poisoned",
     "fusiongate.plugin.recorder",
     "fusiongate.plugin.cells",
     "fusiongate.plugin.kernels",

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any
 
-__all__ = ["cell_name", "shortened", "unlaunched", "unreported"]
+__all__ = ["cell_name", "ended", "shortened", "unlaunched", "unreported"]
 
 _NAMES = 5
 
@@ -59,6 +59,15 @@ def unreported(collected: AbstractSet[str], reported: AbstractSet[str]) -> list[
         return []
     tests, them = ("1 test was", "it") if len(silent) == 1 else (f"{len(silent)} tests were", "them")
     return [f"{tests} collected and never reported, so nothing is known of {them}: {shortened(silent)}"]
+
+
+def ended(causes: Iterable[object], unstarted: Sequence[str]) -> list[str]:
+    """Complain of each cause that ended a process's run, and say how many tests were not run because of them."""
+    complaints = [f"{cause}: its process ran no further test" for cause in causes]
+    if unstarted:
+        tests = "1 test was" if len(unstarted) == 1 else f"{len(unstarted)} tests were"
+        complaints.append(f"{tests} not run because of that; run what is named above again, in a new process")
+    return complaints
 
 
 def _count(cells: Sequence[object]) -> str:

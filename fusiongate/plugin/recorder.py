@@ -17,6 +17,7 @@ from fusiongate.platforms import Environment
 from fusiongate.plugin import judgement
 from fusiongate.plugin.options import is_worker, options
 from fusiongate.plugin.paths import record_tables
+from fusiongate.plugin.poisoned import Poisoning, poisoning
 from fusiongate.plugin.rows import observations
 
 __all__ = ["RECORDER", "Failure", "Recorder"]
@@ -56,6 +57,8 @@ class Recorder:
         self.failures: list[Failure] = []
         self.complaints: list[str] = []
         self.tables: dict[Path, int] = {}
+        self.poisonings: list[Poisoning] = []
+        self.unstarted: list[str] = []
         self._collected: set[str] = set()
         self._reported: set[str] = set()
 
@@ -71,6 +74,9 @@ class Recorder:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Append what a report brings, at once: a run that is killed later keeps it."""
         self._reported.add(report.nodeid)
+        lost = poisoning(report)
+        if lost is not None and lost.test not in {known.test for known in self.poisonings}:
+            self.poisonings.append(lost)
         brought = observations(report)
         for observation in brought:
             if observation.kind == "run":
@@ -91,8 +97,13 @@ class Recorder:
         if self.config.getoption("collectonly"):
             return
         finished = exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
-        if finished and not session.shouldfail and not session.shouldstop:
+        whole = finished and not session.shouldfail and not session.shouldstop
+        if self.poisonings:
+            self.unstarted = sorted(self._collected - self._reported)
+            self.complaints += judgement.ended(self.poisonings, self.unstarted)
+        elif whole:
             self.complaints += judgement.unreported(self._collected, self._reported)
+        if whole or self.poisonings:
             try:
                 self.tables = record_tables(self.cells, self.config.rootpath)
             except SnapshotError as error:

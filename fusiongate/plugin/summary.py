@@ -48,6 +48,8 @@ def _blocks(recorder: Recorder, *, verbose: bool) -> Iterator[list[str]]:
     for title, groups in (("not run", not_run(cells)), ("not compared", not_compared(cells))):
         if groups:
             yield [title, *(f"  {why} ({len(names)}): {shortened(names, limit)}" for why, names in groups.items())]
+    if recorder.unstarted:
+        yield ["not run because of a device that could not be used any more", *(f"  {n}" for n in recorder.unstarted)]
     closing = [f"environment: {environment.summary()}" for environment in recorder.environments.values()]
     if rows := recorder.writer.count:
         closing.append(f"ledger: {_relative(recorder.writer.path, recorder.config)} ({_rows(rows)})")
