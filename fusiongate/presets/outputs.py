@@ -18,12 +18,18 @@ from torch import Tensor
 
 from fusiongate.errors import UsageError
 
+from .films import SUFFIXES, film
 from .registry import Preset, Run, Size, Steps, declared
 
 __all__ = ["command_preset", "decode", "decoders"]
 
 _TAIL = 2000
 """Characters of a failed command's output that its error repeats."""
+
+_PICKLES = (".ckpt", ".pickle", ".pkl", ".pt", ".pth")
+
+_PACKAGES = {"PIL": "pillow", "av": "'fusiongate[video]'"}
+"""Where a library that decodes has another name than the package that brings it."""
 
 
 def command_preset(
@@ -43,8 +49,8 @@ def command_preset(
         As for :func:`fusiongate.preset`.
     command
         The program and its arguments, in which ``{out}``, ``{seed}``, ``{size}`` and ``{device}`` are replaced. It
-        writes its results into the folder ``{out}``: ``.npy``, ``.npz``, ``.safetensors``, ``.pt``, ``.wav``, or
-        pictures and films that pillow reads.
+        writes its results into the folder ``{out}``: ``.npy``, ``.npz``, ``.safetensors``, pictures, films and sound;
+        :func:`decode` knows the suffixes.
     fused, reference
         Environment variables of the two arms; by default ``FUSIONGATE_DISABLE=1`` switches the kernels off in the
         second.
@@ -82,14 +88,19 @@ def command_preset(
 
 
 def decode(path: Path) -> Iterator[tuple[str, Tensor]]:
-    """The tensors that a file holds, by name.
+    """The tensors that a file holds, by name; of a picture its pixels, of a film its frames and its sound's samples.
 
     Raises
     ------
     UsageError
-        If files of its kind cannot be decoded here.
+        If files of its kind cannot be decoded here, or this one is damaged.
     """
-    decoder = decoders().get(path.suffix.lower())
+    suffix = path.suffix.lower()
+    if suffix in _PICKLES:
+        raise UsageError(
+            f"{path.name}: {suffix} is a pickle, which runs code when it is read; write .safetensors or .npy instead"
+        )
+    decoder = decoders().get(suffix)
     if decoder is None:
         known = ", ".join(sorted(decoders()))
         raise UsageError(
@@ -97,14 +108,22 @@ def decode(path: Path) -> Iterator[tuple[str, Tensor]]:
         )
     try:
         yield from decoder(path)
+    except UsageError:
+        raise
     except ImportError as error:
-        raise UsageError(f"{path.name}: {error.name} is needed to decode it: pip install {error.name}") from error
+        needed = str(error.name).partition(".")[0]
+        package = _PACKAGES.get(needed, needed)
+        raise UsageError(f"{path.name}: {needed} is needed to decode it: pip install {package}") from error
+    except Exception as error:  # of as many kinds as there are libraries, some of them bare
+        told = " ".join(str(error).split()) or type(error).__name__
+        raise UsageError(f"{path.name}: damaged, or no {suffix} file: {told}; write it again") from error
 
 
 def decoders() -> dict[str, Callable[[Path], Iterator[tuple[str, Tensor]]]]:
     """What decodes each kind of file, by its suffix."""
     pictures = dict.fromkeys((".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff"), _picture)
-    return {".npy": _array, ".npz": _arrays, ".safetensors": _safetensors, ".pt": _saved, ".wav": _sound, **pictures}
+    tensors = {".npy": _array, ".npz": _arrays, ".safetensors": _safetensors}
+    return {**tensors, **pictures, **dict.fromkeys(SUFFIXES, film), ".wav": _sound}
 
 
 def _array(path: Path) -> Iterator[tuple[str, Tensor]]:
@@ -127,14 +146,6 @@ def _safetensors(path: Path) -> Iterator[tuple[str, Tensor]]:
     yield from sorted(load_file(path).items())
 
 
-def _saved(path: Path) -> Iterator[tuple[str, Tensor]]:
-    content = torch.load(path, map_location="cpu", weights_only=True)
-    named = content if isinstance(content, Mapping) else {"tensor": content}
-    for name, tensor in named.items():
-        if isinstance(tensor, Tensor):
-            yield str(name), tensor
-
-
 def _sound(path: Path) -> Iterator[tuple[str, Tensor]]:
     with wave.open(str(path), "rb") as sound:
         channels, width = sound.getnchannels(), sound.getsampwidth()
@@ -149,6 +160,8 @@ def _picture(path: Path) -> Iterator[tuple[str, Tensor]]:
 
     with PIL.Image.open(path) as picture:
         for number, frame in enumerate(PIL.ImageSequence.Iterator(picture)):
-            pixels = frame.convert("RGBA" if "A" in frame.getbands() or frame.mode == "P" else "RGB")
+            # The other grey ones, of 16 and 32 bits, would be cut to eight.
+            deep = frame.mode.startswith(("I", "F"))
+            pixels = frame if deep else frame.convert("RGBA" if "A" in frame.getbands() or frame.mode == "P" else "RGB")
             flat = torch.frombuffer(bytearray(pixels.tobytes()), dtype=torch.uint8)
             yield f"frame {number}", flat.view(pixels.height, pixels.width, -1)

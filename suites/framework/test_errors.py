@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
-import pickle
 
 import pytest
 
@@ -41,8 +41,17 @@ def test_a_fall_back_names_op_path_and_reason() -> None:
     assert str(error).startswith("modulate took the reference path (reason: dtype) inside require_fused()")
 
 
-def test_errors_with_fields_survive_the_way_between_processes() -> None:
-    """Workers of a parallel run send their errors to the controller."""
-    error = pickle.loads(pickle.dumps(errors.FallbackError("modulate", "reference", "dtype")))
+@pytest.mark.parametrize(
+    "error",
+    [
+        errors.FallbackError("modulate", "reference", "dtype"),
+        errors.PoisonedDevice("cuda:1", RuntimeError("illegal memory access")),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_errors_with_fields_survive_the_way_between_processes(error: errors.FusiongateError) -> None:
+    """A pool of the caller's processes sends its errors by the protocol that copying goes by too."""
+    sent = copy.copy(error)
 
-    assert (error.op, error.path, error.reason) == ("modulate", "reference", "dtype")
+    assert sent is not error
+    assert (type(error), str(error), vars(error)) == (type(sent), str(sent), vars(sent))

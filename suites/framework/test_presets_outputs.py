@@ -11,6 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
+from safetensors.torch import save_file
 
 from fusiongate.errors import UsageError
 from fusiongate.presets import PRESETS, command_preset, decode, first_difference, run_arm, run_fresh
@@ -110,10 +112,9 @@ def test_a_program_runs_in_another_process_too(tmp_path: Path, monkeypatch: pyte
 
 def test_pictures_are_compared_by_their_pixels(tmp_path: Path) -> None:
     """Another level of compression is another file, and the same picture."""
-    image = pytest.importorskip("PIL.Image")
     pixels = np.random.default_rng(0).integers(0, 255, (5, 7, 3), dtype=np.uint8)
     for name, level in (("small.png", 9), ("large.png", 0)):
-        image.fromarray(pixels).save(tmp_path / name, compress_level=level)
+        Image.fromarray(pixels).save(tmp_path / name, compress_level=level)
 
     small, large = (dict(decode(tmp_path / name)) for name in ("small.png", "large.png"))
 
@@ -122,9 +123,19 @@ def test_pictures_are_compared_by_their_pixels(tmp_path: Path) -> None:
     assert torch.equal(torch.from_numpy(pixels), small["frame 0"])
 
 
+@pytest.mark.parametrize("dtype", [np.uint16, np.float32])
+def test_the_lowest_bit_of_a_deep_picture_counts(tmp_path: Path, dtype: type[np.generic]) -> None:
+    """A map of depths, say."""
+    depths = np.arange(300 * 7, dtype=dtype).reshape(300, 7)
+    Image.fromarray(depths).save(tmp_path / "depths.tif")
+
+    (pixels,) = dict(decode(tmp_path / "depths.tif")).values()
+
+    assert torch.equal(torch.from_numpy(depths.view(np.uint8)).view(300, 7, -1), pixels)
+
+
 def test_every_frame_of_a_film_counts(tmp_path: Path) -> None:
-    image = pytest.importorskip("PIL.Image")
-    frames = [image.new("RGB", (4, 3), color) for color in ("red", "blue")]
+    frames = [Image.new("RGB", (4, 3), color) for color in ("red", "blue")]
     frames[0].save(tmp_path / "film.webp", save_all=True, append_images=frames[1:], lossless=True)
 
     assert ["frame 0", "frame 1"] == [name for name, _ in decode(tmp_path / "film.webp")]
@@ -143,15 +154,63 @@ def test_sound_is_compared_by_its_samples(tmp_path: Path) -> None:
 
 
 def test_tensors_are_read_by_name(tmp_path: Path) -> None:
-    torch.save({"a": torch.ones(2), "b": 3}, tmp_path / "tensors.pt")
+    save_file({"b": torch.ones(2, dtype=torch.bfloat16), "a": torch.zeros(1)}, tmp_path / "tensors.safetensors")
     np.savez(tmp_path / "arrays.npz", x=np.zeros(2), w=np.ones(3))
 
-    assert ["a"] == [name for name, _ in decode(tmp_path / "tensors.pt")]
+    tensors = dict(decode(tmp_path / "tensors.safetensors"))
+    assert ["a", "b"] == list(tensors)
+    assert torch.bfloat16 == tensors["b"].dtype
     assert ["w", "x"] == [name for name, _ in decode(tmp_path / "arrays.npz")]
+
+
+@pytest.mark.parametrize("suffix", [".pt", ".PTH", ".pkl"])
+def test_a_pickle_is_not_read(tmp_path: Path, suffix: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        dict(decode(tmp_path / f"tensors{suffix}"))
+
+    assert (
+        f"tensors{suffix}: {suffix.lower()} is a pickle, which runs code when it is read; write .safetensors or .npy "
+        f"instead"
+    ) == str(refused.value)
+
+
+def test_an_array_of_objects_is_a_pickle_too(tmp_path: Path) -> None:
+    np.save(tmp_path / "objects.npy", np.array([{}], dtype=object), allow_pickle=True)
+
+    with pytest.raises(UsageError, match=r"objects.npy: damaged, or no .npy file: .* allow_pickle=False; write it"):
+        dict(decode(tmp_path / "objects.npy"))
+
+
+@pytest.mark.parametrize("suffix", [".npy", ".npz", ".safetensors", ".wav", ".png", ".gif", ".mp4", ".mkv"])
+@pytest.mark.parametrize("content", [b"", b"no such thing\nas this"], ids=["empty", "foreign"])
+def test_a_file_that_is_something_else_is_one_line(tmp_path: Path, suffix: str, content: bytes) -> None:
+    (tmp_path / f"output{suffix}").write_bytes(content)
+
+    with pytest.raises(UsageError) as refused:
+        dict(decode(tmp_path / f"output{suffix}"))
+
+    assert str(refused.value).startswith(f"output{suffix}: damaged, or no {suffix} file: ")
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "name, needed, package",
+    [("film.mp4", "av", "'fusiongate[video]'"), ("picture.png", "PIL", "pillow")],
+)
+def test_a_library_that_is_missing_is_named_with_the_command_that_installs_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, needed: str, package: str
+) -> None:
+    for module in [needed, *(module for module in sys.modules if module.startswith(f"{needed}."))]:
+        monkeypatch.setitem(sys.modules, module, None)
+
+    with pytest.raises(UsageError) as refused:
+        dict(decode(tmp_path / name))
+
+    assert f"{name}: {needed} is needed to decode it: pip install {package}" == str(refused.value)
 
 
 def test_a_file_that_nobody_can_decode_says_what_could_be(tmp_path: Path) -> None:
     (tmp_path / "film.xyz").write_bytes(b"?")
 
-    with pytest.raises(UsageError, match=r"film.xyz: no decoder for .xyz; expected one of .bmp, .gif"):
+    with pytest.raises(UsageError, match=r"film.xyz: no decoder for .xyz; expected one of .aac, .avi, .bmp, "):
         dict(decode(tmp_path / "film.xyz"))
