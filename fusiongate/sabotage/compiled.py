@@ -78,10 +78,16 @@ def _faulty(entry: Entry, fault: str) -> Entry:
 
 
 def _compiled(
-    fault: str, story: str, detectors: Mapping[Detector, str], *, kernel: str = "modulate", cell: str = "base"
+    fault: str,
+    story: str,
+    detectors: Mapping[Detector, str],
+    *,
+    name: str | None = None,
+    kernel: str = "modulate",
+    cell: str = "base",
 ) -> Saboteur:
     return Saboteur(
-        fault.replace("_", "-"),
+        name or fault.replace("_", "-"),
         "compiled",
         story,
         lambda fusion: planted(fusion, fault),
@@ -97,6 +103,13 @@ COMPILED: tuple[Saboteur, ...] = (
         "product_unrounded",
         "the product stays in fp32 and is contracted into the sum (fused multiply-add)",
         declared("contracted into the following add", *SEEN, certificate="residue"),
+    ),
+    _compiled(
+        "product_unrounded",
+        "in fp32, the product is contracted into the sum (fused multiply-add)",
+        declared("contracted into the following add", *SEEN),
+        name="contracted-in-fp32",
+        cell="fp32",
     ),
     _compiled(
         "all_fp32", "no intermediate is rounded", declared("no intermediate is rounded", *SEEN, certificate="product")

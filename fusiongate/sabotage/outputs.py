@@ -78,6 +78,10 @@ def _past_the_end(args: tuple[Any, ...], _result: Tensor) -> None:
         tensor.as_strided((1,), (1,), after).fill_(1.0)
 
 
+def _change_first(args: tuple[Any, ...], _result: Tensor) -> None:
+    tensors(args)[0].add_(1)
+
+
 def _change_last(args: tuple[Any, ...], _result: Tensor) -> None:
     tensors(args)[-1].add_(1)
 
@@ -163,6 +167,12 @@ OUTPUTS: tuple[Saboteur, ...] = (
         _first_operand_where_equal,
         declared("shares memory with an input", *SEEN),
         cell="zeros",
+    ),
+    generic(
+        "first-operand-changed",
+        "the first operand holds other values afterwards",
+        afterwards(_change_first),
+        declared("changed its input", *SEEN),
     ),
     generic(
         "rows-changed",

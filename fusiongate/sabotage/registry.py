@@ -5,13 +5,14 @@ from __future__ import annotations
 from fusiongate.errors import UsageError
 from fusiongate.sabotage.compiled import COMPILED
 from fusiongate.sabotage.conduct import CONDUCT
+from fusiongate.sabotage.misreadings import MISREADINGS
 from fusiongate.sabotage.outputs import OUTPUTS
 from fusiongate.sabotage.saboteurs import Saboteur
 from fusiongate.sabotage.values import VALUES
 
 __all__ = ["GENERIC", "SABOTEURS", "saboteur"]
 
-GENERIC: tuple[Saboteur, ...] = (*VALUES, *OUTPUTS, *CONDUCT)
+GENERIC: tuple[Saboteur, ...] = (*MISREADINGS, *VALUES, *OUTPUTS, *CONDUCT)
 """Those that spoil the kernel of any fusion."""
 
 SABOTEURS: tuple[Saboteur, ...] = (*COMPILED, *GENERIC)

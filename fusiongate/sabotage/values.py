@@ -1,4 +1,4 @@
-"""Generic saboteurs whose numbers are wrong: they read, compute or write something else than the kernel does."""
+"""Generic saboteurs whose numbers are wrong: they compute or write something else than the kernel does."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fusiongate.bits import integer_view
 from fusiongate.fusions import Fusion
+from fusiongate.sabotage.misreadings import each
 from fusiongate.sabotage.saboteurs import SEEN, Detector, Launcher, Saboteur, Spoil, declared, generic
 
 __all__ = ["VALUES", "later", "spoil_last", "wide_chain"]
@@ -30,16 +31,6 @@ def floating(args: Sequence[Any]) -> list[Tensor]:
     return [arg for arg in args if isinstance(arg, Tensor) and arg.is_floating_point()]
 
 
-def _each(args: Sequence[Any], change: Callable[[Tensor], Tensor]) -> tuple[Any, ...]:
-    return tuple(change(arg) if isinstance(arg, Tensor) and arg.is_floating_point() else arg for arg in args)
-
-
-def _with_last(args: Sequence[Any], change: Change) -> tuple[Any, ...]:
-    """The arguments with their last tensor changed."""
-    position = max(i for i, arg in enumerate(args) if isinstance(arg, Tensor))
-    return (*args[:position], change(args[position]), *args[position + 1 :])
-
-
 def wide_chain(fusion: Fusion, args: Sequence[Any]) -> Tensor:
     """The chain in the next wider type, rounded once at the end."""
 
@@ -47,31 +38,13 @@ def wide_chain(fusion: Fusion, args: Sequence[Any]) -> Tensor:
         return tensor.double() if tensor.dtype == torch.float32 else tensor.float()
 
     result: Tensor = fusion.fused(*args)
-    return result.copy_(fusion.reference(*_each(args, widened)))
+    return result.copy_(fusion.reference(*each(args, widened)))
 
 
 def spoil_last(result: Tensor) -> Tensor:
     """The result with the last bit of its last element the other way round."""
     integer_view(result.view(-1)[-1:]).bitwise_xor_(1)
     return result
-
-
-def _rows(args: Sequence[Any], result: Tensor, change: Change) -> tuple[Any, ...]:
-    """The arguments with those changed that are broadcast over the result and have a batch as it does."""
-
-    def changed(arg: Any) -> Any:
-        is_row = isinstance(arg, Tensor) and arg.dim() == result.dim() and arg.numel() < result.numel()
-        return change(arg) if is_row and arg.shape[0] == result.shape[0] > 1 else arg
-
-    return tuple(map(changed, args))
-
-
-def _on_rows(change: Change) -> Spoil:
-    return lambda fusion: lambda *args: fusion.fused(*_rows(args, fusion.fused(*args), change))
-
-
-def _on_arguments(change: Callable[[tuple[Any, ...]], tuple[Any, ...]]) -> Spoil:
-    return lambda fusion: lambda *args: fusion.fused(*change(args))
 
 
 def _on_result(change: Change) -> Spoil:
@@ -161,42 +134,6 @@ def _spreading_nan(fusion: Fusion) -> Launcher:
     return launch
 
 
-def _remembering(fusion: Fusion) -> Launcher:
-    """Keeps what it derived from an operand, and takes it for that operand ever after."""
-    remembered: dict[torch.Size, Tensor] = {}
-
-    def launch(*args: Any) -> Tensor:
-        def kept(tensor: Tensor) -> Tensor:
-            return remembered.setdefault(tensor.shape, tensor.clone())
-
-        return fusion.fused(*_with_last(args, kept))
-
-    return launch
-
-
-def _downcast(tensor: Tensor) -> Tensor:
-    return tensor.bfloat16().float() if tensor.dtype == torch.float32 else tensor
-
-
-def _packed(tensor: Tensor) -> Tensor:
-    """The tensor as its address and shape alone give it, where its storage reaches that far."""
-    end = (tensor.storage_offset() + tensor.numel()) * tensor.element_size()
-    if end > tensor.untyped_storage().nbytes():
-        return tensor
-    return tensor.as_strided(tensor.shape, torch.empty(tensor.shape, device="meta").stride(), tensor.storage_offset())
-
-
-def _floats_tenfold(args: tuple[Any, ...]) -> tuple[Any, ...]:
-    return tuple(10 * arg if isinstance(arg, float) else arg for arg in args)
-
-
-def _last_two_exchanged(args: tuple[Any, ...]) -> tuple[Any, ...]:
-    *_, first, second = (i for i, arg in enumerate(args) if isinstance(arg, Tensor))
-    exchanged = list(args)
-    exchanged[first], exchanged[second] = args[second], args[first]
-    return tuple(exchanged)
-
-
 VALUES: tuple[Saboteur, ...] = (
     generic(
         "whole-chain-wide",
@@ -205,51 +142,11 @@ VALUES: tuple[Saboteur, ...] = (
         declared("no intermediate is rounded", *SEEN, certificate="product"),
     ),
     generic(
-        "operands-downcast",
-        "fp32 operands are rounded to bf16 before they are used",
-        _on_arguments(lambda args: _each(args, _downcast)),
-        declared("rounded to bfloat16 before", *SEEN),
-        cell="fp32",
-    ),
-    generic(
         "nan-over-the-row",
         "a NaN spoils its whole row",
         _spreading_nan,
         declared("NaN is spread", *SEEN),
         cell="one-nan",
-    ),
-    generic(
-        "rows-of-another-batch-entry",
-        "each batch entry takes its neighbour's rows",
-        _on_rows(lambda row: row.roll(1, 0)),
-        declared("read from another batch row", *SEEN),
-    ),
-    generic(
-        "first-rows-for-all",
-        "every batch entry takes the first one's rows",
-        _on_rows(lambda row: row[:1].expand_as(row)),
-        declared("the first batch row", *SEEN),
-    ),
-    generic(
-        "strides-ignored",
-        "every operand is read as if it were contiguous",
-        _on_arguments(lambda args: tuple(_packed(arg) if isinstance(arg, Tensor) else arg for arg in args)),
-        declared("the strides of", *SEEN),
-        cell="strided-unbind-4d",
-    ),
-    generic(
-        "operands-exchanged",
-        "the last two operands are exchanged",
-        _on_arguments(_last_two_exchanged),
-        declared("are exchanged", *SEEN),
-    ),
-    generic(
-        "another-epsilon",
-        "floating-point arguments are taken ten times as large",
-        _on_arguments(_floats_tenfold),
-        declared("`eps` is taken as", *SEEN),
-        kernel="rms_norm_modulate",
-        cell="small",
     ),
     generic(
         "nothing-written",
@@ -274,12 +171,6 @@ VALUES: tuple[Saboteur, ...] = (
         "the last bit of the last element is wrong",
         _on_result(spoil_last),
         declared("1 of ", *SEEN),
-    ),
-    generic(
-        "operand-remembered",
-        "the last operand's first values are used for ever",
-        _remembering,
-        declared("elements", *SEEN),
     ),
     generic(
         "wrong-on-large-numbers",
