@@ -155,6 +155,7 @@ def test_something_that_has_no_gate_has_no_matrix(subject: Any) -> None:
 
 
 def test_a_factory_that_makes_no_arguments_is_told() -> None:
-    matrix = Matrix(SUBJECT, inputs=lambda size, dtype, device, generator: 3, sizes=[{"B": 2}])
+    three: Any = lambda size, dtype, device, generator: 3
+    matrix = Matrix(SUBJECT, inputs=three, sizes=[{"B": 2}])
     with pytest.raises(UsageError, match="inputs of residual-gate made 3; expected a tuple of arguments"):
         matrix.prepare(matrix.cells()[0], Selected("host"))
