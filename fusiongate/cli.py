@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
-import importlib.util
 import os
-import platform
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,7 +19,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from fusiongate.build import Source
-    from fusiongate.build.diagnosis import TargetState
 
 __all__ = ["app", "main"]
 
@@ -38,9 +34,10 @@ app = typer.Typer(
 def doctor() -> None:
     """Tell what this machine can run, and why not; exits with 1 if it can run nothing."""
     from fusiongate.build.diagnosis import diagnose
+    from fusiongate.report import machine
 
     console = _console()
-    _say_versions(console)
+    console.print(machine.versions())
     try:
         sources = _kernel_sources()
     except UsageError as error:
@@ -48,10 +45,8 @@ def doctor() -> None:
         console.print(str(error))
         sources = ()
     states = diagnose(sources)
-    for state in states:
-        _say_target(console, state)
-    _say_cache(console)
-    _say_switches(console)
+    for line in machine.lines(states):
+        console.print(line)
     if not any(state.can_run for state in states):
         console.print("nothing can run here; the lines above say why")
         raise typer.Exit(1)
@@ -129,6 +124,30 @@ def timings(
     console = _console()
     for line in markdown(read_run(run)):
         console.print(line)
+
+
+@app.command()
+def report(
+    ledgers: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="[LEDGER]...", help="Ledgers of runs. Default: the newest in .fusiongate."),
+    ] = None,
+    timings: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="RUN", help="A recorded run, as --benchmark-json wrote it; may be given again."),
+    ] = None,
+    output: Annotated[Path, typer.Option(help="The page; an older report there is replaced.")] = Path(
+        "fusiongate-report.html"
+    ),
+) -> None:
+    """Write one HTML page about runs and machines: outcomes, reasons, what was not run, presets and timings."""
+    from fusiongate.report.files import newest_ledger, write_report
+
+    chosen = ledgers or [newest_ledger(Path())]
+    told = write_report(chosen, timings or (), output)
+    for torn in told.torn:
+        _console(stderr=True).print(f"fusiongate: {one_line(torn)}; the report says so")
+    _console().print(f"{one_line(str(output))}: made from {one_line(', '.join(told.files))}")
 
 
 @app.command()
@@ -238,64 +257,6 @@ def _kernel_sources() -> tuple[Source, ...]:
     except ImportError as error:
         raise UsageError(f"the kernels' sources are missing: {error}; install fusiongate again") from error
     return tuple(SOURCES)
-
-
-def _say_versions(console: Console) -> None:
-    names = ("fusiongate", "torch", "apache-tvm-ffi")
-    versions = [f"{name} {_version(name) or 'not installed'}" for name in names]
-    console.print(f"python {platform.python_version()} at {sys.executable}, {', '.join(versions)}")
-
-
-def _say_target(console: Console, state: TargetState) -> None:
-    if state.no_device is not None:
-        console.print(f"{state.name}: cannot run: {state.no_device}")
-    else:
-        on = f" on {', '.join(state.devices)}" if state.devices else ""
-        console.print(f"{state.name}: {'can run' if state.can_run else 'cannot run'}{on}")
-    if state.compiler is not None:
-        console.print(f"  compiler: {state.compiler.version} at {state.compiler.path}")
-    else:
-        console.print(f"  compiler: {state.no_compiler}")
-    for source in state.sources:
-        told = "built" if source.built else f"cannot be built: {source.obstacle}" if source.obstacle else "can be built"
-        console.print(f"  {source.name}: {told}")
-
-
-def _say_cache(console: Console) -> None:
-    from fusiongate.build.cache import CACHE_VARIABLE, cache_folder, cached_entries
-
-    folder = cache_folder()
-    entries = cached_entries(folder)
-    console.print(f"cache: {one_line(str(folder))}, {len(entries)} {'library' if len(entries) == 1 else 'libraries'}")
-    if obstacle := _atomic.obstacle(folder):
-        console.print(f"  no kernel can be stored in it: {one_line(obstacle)}; set {CACHE_VARIABLE} to another folder")
-    for entry, manifest in entries:
-        size = entry.library.stat().st_size / 1e6 if entry.library.exists() else 0.0
-        console.print(f"  {manifest.name} for {manifest.target}: {size:.1f} MB, {manifest.compiler}, {manifest.built}")
-
-
-def _say_switches(console: Console) -> None:
-    switch = os.environ.get("FUSIONGATE_DISABLE")
-    off = switch not in (None, "", "0")
-    told = "not set" if switch is None else f"{switch!r}{', so every fusion takes its reference' * off}"
-    console.print(f"FUSIONGATE_DISABLE: {told}")
-    for module, extra, use in (
-        ("pynvml", "nvidia", "clocks and throttling of NVIDIA GPUs"),
-        ("amdsmi", "amd", "clocks and throttling of AMD GPUs"),
-        ("diffusers", "models", "the real models"),
-        ("plotly", "report", "the report's charts"),
-    ):
-        if importlib.util.find_spec(module) is not None:
-            console.print(f"extra {extra}: installed")
-        else:
-            console.print(f"extra {extra}: not installed; for {use}: pip install 'fusiongate[{extra}]'")
-
-
-def _version(name: str) -> str | None:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 if __name__ == "__main__":

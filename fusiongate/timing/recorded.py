@@ -12,7 +12,7 @@ from fusiongate.errors import UsageError
 from fusiongate.platforms import Environment
 from fusiongate.timing.rows import SCHEMA
 
-__all__ = ["MACHINE_KEY", "Bounds", "RecordedRow", "Run", "environment_differences", "read_run"]
+__all__ = ["MACHINE_KEY", "Bounds", "RecordedRow", "Run", "environment_differences", "read_run", "recorded_row"]
 
 MACHINE_KEY: Final = "fusiongate"
 """Where in pytest-benchmark's ``machine_info`` our environments stand."""
@@ -83,7 +83,7 @@ def read_run(path: Path) -> Run:
     try:
         machines = record["machine_info"][MACHINE_KEY]
         environments = [Environment.from_json(machine["environment"]) for machine in machines]
-        rows = [_row(bench) for bench in record["benchmarks"] if "fusiongate" in bench.get("extra_info", {})]
+        rows = [recorded_row(bench) for bench in record["benchmarks"] if "fusiongate" in bench.get("extra_info", {})]
     except (KeyError, TypeError, AttributeError) as error:
         raise UsageError(
             f"{path}: holds no timings of fusiongate's: {type(error).__name__}: {error}; expected a file that a run "
@@ -100,12 +100,21 @@ def read_run(path: Path) -> Run:
     return Run(path, machines, named)
 
 
-def _row(bench: Mapping[str, Any]) -> RecordedRow:
+def recorded_row(bench: Mapping[str, Any]) -> RecordedRow:
+    """One arm's row, from an entry of pytest-benchmark's ``benchmarks`` that has our ``extra_info``.
+
+    Raises
+    ------
+    KeyError, TypeError, AttributeError
+        A field is missing, or something else than it should be.
+    UsageError
+        It is from another version, or its interval is none.
+    """
     info = bench["extra_info"]
     if info["fusiongate"] != SCHEMA:
         raise UsageError(f"{bench['name']}: schema {info['fusiongate']!r}, expected {SCHEMA}; record the run again")
     ratio = info["ratio"]
-    return RecordedRow(
+    row = RecordedRow(
         name=bench["name"],
         arm=bench["params"]["arm"],
         reference=info["reference"],
@@ -116,6 +125,12 @@ def _row(bench: Mapping[str, Any]) -> RecordedRow:
         sources=info.get("sources") or "",
         samples=tuple(bench["stats"].get("data", ())),
     )
+    for word in (row.name, row.arm, row.reference, row.case, row.sources):
+        if not isinstance(word, str):
+            raise TypeError(f"{word!r} is no string")
+    if row.share is not None and not isinstance(row.share, int | float):
+        raise TypeError(f"{row.share!r} is no share of the copy's bandwidth")
+    return row
 
 
 def _bounds(name: str, record: Mapping[str, Any]) -> Bounds:
