@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from fusiongate.platforms import Environment
 from fusiongate.plugin.summary import OUTCOMES
 from fusiongate.report.evidence import UNCHECKED, VERDICTS, Evidence, Observed
-from fusiongate.report.markup import Html, element, joined, plain, table
+from fusiongate.report.markup import Html, counted, element, joined, plain, table
 from fusiongate.report.matrices import absences, attention, live, outcomes, reddened
 from fusiongate.report.snapshots import presets
 from fusiongate.report.speeds import timings
@@ -68,15 +68,11 @@ def _verdict(evidence: Evidence) -> str:
     told = [f"{cells['red']} of {cells.total()} cells red, {cells['not run']} not run"]
     told += [f"{cells[UNCHECKED]} unchecked"] if cells[UNCHECKED] else []
     told += [f"{digests['red']} of {digests.total()} presets red"] if digests else []
-    return ", ".join(told) + f"; {_number(len(evidence.environments), 'environment')}"
+    return ", ".join(told) + f"; {counted(len(evidence.environments), 'environment')}"
 
 
 def _counted(observed: Iterable[Observed]) -> Counter[str]:
     return Counter(one.payload["outcome"] for one in observed)
-
-
-def _number(count: int, noun: str) -> str:
-    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def _environments(evidence: Evidence) -> Iterator[Html]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
 
 from fusiongate.report.evidence import Evidence, TimedRun
-from fusiongate.report.markup import Html, element, table
+from fusiongate.report.markup import Html, counted, element, table
 from fusiongate.report.pictures import bar, scale_of
 from fusiongate.timing.recorded import Bounds, RecordedRow
 
@@ -40,7 +40,7 @@ def timings(evidence: Evidence) -> Iterator[Html]:
     )
     for run in runs:
         sources = sorted({row.sources[:12] for row in run.rows if row.sources})
-        measured = f": {len(run.rows)} rows, {', '.join(map(evidence.label, run.environments))}"
+        measured = f": {counted(len(run.rows), 'row')}, {', '.join(map(evidence.label, run.environments))}"
         yield element(
             "p", element("b", run.name), measured + (f", kernel sources {', '.join(sources)}" * bool(sources))
         )

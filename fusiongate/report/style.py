@@ -20,11 +20,11 @@ STYLE: Final = """
 }
 body { margin: 0 auto; padding: 1.5rem; max-width: 76rem; background: var(--paper); color: var(--ink);
   font: 0.95rem/1.5 system-ui, sans-serif; }
-h1 { font-size: 1.6rem; margin: 0; }
-h2 { font-size: 1.25rem; margin: 2.5rem 0 0.75rem; padding-top: 0.5rem; border-top: 2px solid var(--rule); }
-h3 { font-size: 1rem; margin: 1.25rem 0 0.25rem; overflow-wrap: anywhere; }
+h1 { font-size: 1.7em; margin: 0; }
+h2 { font-size: 1.3em; margin: 2.5rem 0 0.75rem; padding-top: 0.5rem; border-top: 2px solid var(--rule); }
+h3 { font-size: 1.05em; margin: 1.25rem 0 0.25rem; overflow-wrap: anywhere; }
 p { margin: 0.5rem 0; overflow-wrap: anywhere; }
-.verdict { font-size: 1.1rem; font-weight: 600; }
+.verdict { font-size: 1.15em; font-weight: 600; }
 nav ul { display: flex; flex-wrap: wrap; gap: 0.25rem 1.25rem; margin: 0.75rem 0; padding: 0; list-style: none; }
 a { color: var(--link); }
 .wide { overflow-x: auto; margin: 1rem 0; }
@@ -38,11 +38,11 @@ tbody th[scope="rowgroup"] { font-weight: 600; padding-top: 0.5rem; }
 tbody + tbody { border-top: 1px solid var(--rule); }
 tbody tr:hover { background: var(--shade); }
 .number { text-align: right; font-variant-numeric: tabular-nums; }
-code, pre { font: 0.85rem/1.45 ui-monospace, monospace; }
+code, pre { font: 0.9em/1.45 ui-monospace, monospace; }
 pre { margin: 0; padding: 0.6rem 0.8rem; white-space: pre-wrap; overflow-wrap: anywhere; background: var(--shade); }
 .finding { border-left: 4px solid var(--red); padding-left: 0.8rem; margin: 1rem 0; }
 .red { color: var(--red); }
-.names { columns: 22rem; margin: 0.25rem 0; padding-left: 1.2rem; font-size: 0.85rem; overflow-wrap: anywhere; }
+.names { columns: 22rem; margin: 0.25rem 0; padding-left: 1.2rem; font-size: 0.9em; overflow-wrap: anywhere; }
 svg { display: block; max-width: none; }
 .bar { fill: var(--other); }
 .bar.kernel { fill: var(--kernel); }
@@ -55,7 +55,8 @@ svg { display: block; max-width: none; }
   nav { display: none; }
   .wide { overflow: visible; }
   h2, h3, caption { break-after: avoid; }
-  tr, .finding { break-inside: avoid; }
+  tr, tbody, .finding { break-inside: avoid; }
+  thead { break-after: avoid; }
 }
 """
 """The page's style sheet."""

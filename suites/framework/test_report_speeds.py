@@ -59,7 +59,7 @@ def test_the_sources_of_a_recorded_run_are_told(tmp_path: Path) -> None:
 
     page = told([path], [write_run(tmp_path / "run.json", recorded, device_name="H200")])
 
-    assert "run.json: 1 rows, environment 2 (H200, torch 2.11.0+cu130), kernel sources b62d27e882cd" in page.texts["p"]
+    assert "run.json: 1 row, environment 2 (H200, torch 2.11.0+cu130), kernel sources b62d27e882cd" in page.texts["p"]
 
 
 def test_no_timing_is_said(tmp_path: Path) -> None:
