@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from . import kernels as kernels
+    from ._atomic import write_text
     from .contracts import Exact, Ulp
     from .digests import digest, md5
     from .fusions import Fusion, require_fused, warm_up
@@ -61,6 +62,7 @@ _HOMES = {
     "scan": "scanning",
     "unmount": "sites",
     "warm_up": "fusions",
+    "write_text": "_atomic",
 }
 """Where each public name lives."""
 
@@ -100,6 +102,7 @@ __all__ = [
     "scan",
     "unmount",
     "warm_up",
+    "write_text",
 ]
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-import tempfile
+import secrets
 from pathlib import Path
+from typing import BinaryIO
 
 __all__ = ["link", "obstacle", "write_text"]
 
@@ -34,26 +35,53 @@ def obstacle(folder: Path, *, to_write: bool = True) -> str | None:
 def write_text(path: Path, text: str) -> None:
     """Write ``text`` to ``path`` as UTF-8, making its folders, so that a reader sees the old file or the new one.
 
+    Where the system has files without names, as Linux does on most of its file systems, a process that is killed
+    leaves nothing else behind either: a file is given a name once it is whole.
+
     Raises
     ------
     OSError
         The file could not be written; the old one, if any, still stands.
     """
+    content = text.encode()
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    temporary = Path(name)
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as stream:
-            stream.write(text)
-            stream.flush()
-            os.fsync(stream.fileno())
-        # mkstemp makes files for their owner alone; a result is read by others too.
-        temporary.chmod(0o644)
+        if not _write_unnamed(temporary, content):
+            with temporary.open("xb") as stream:
+                _write(stream, content)
         temporary.replace(path)
     except BaseException:
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(OSError):
             temporary.unlink()
         raise
+
+
+def _write_unnamed(path: Path, content: bytes) -> bool:
+    """Write a file that has its name only when it is whole; whether that is possible here."""
+    try:
+        handle = os.open(path.parent, os.O_TMPFILE | os.O_WRONLY, 0o600)
+    except (AttributeError, OSError):
+        return False
+    with os.fdopen(handle, "wb") as stream:
+        _write(stream, content)
+        # Only with a folder's handle does `link` follow /proc's link to the file that is open.
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.link(f"/proc/self/fd/{handle}", path.name, dst_dir_fd=folder, follow_symlinks=True)
+        except OSError:
+            return False
+        finally:
+            os.close(folder)
+    return True
+
+
+def _write(stream: BinaryIO, content: bytes) -> None:
+    stream.write(content)
+    stream.flush()
+    # Temporary files are for their owner alone; a result is read by others too.
+    os.fchmod(stream.fileno(), 0o644)
+    os.fsync(stream.fileno())
 
 
 def link(path: Path, target: str) -> None:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import stat
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,6 +19,41 @@ def test_text_replaces_the_file_and_leaves_nothing_beside_it(tmp_path: Path) -> 
         _atomic.write_text(path, text)
         assert path.read_text(encoding="utf-8") == text
     assert list(path.parent.iterdir()) == [path]
+
+
+def test_a_file_has_no_name_before_it_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a process that is killed leaves no half of one behind."""
+    if not _atomic._write_unnamed(tmp_path / "probe", b""):
+        pytest.skip("not run: this file system has no files without names")
+    seen = []
+    synced: Callable[[int], None] = lambda handle: seen.append((os.fstat(handle).st_size, [*tmp_path.iterdir()]))
+    monkeypatch.setattr(os, "fsync", synced)
+
+    _atomic.write_text(tmp_path / "table.json", "whole")
+
+    assert [(5, [tmp_path / "probe"])] == seen
+
+
+def unsupported(*_: object, **__: object) -> None:
+    raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+
+
+@pytest.mark.parametrize("lacking", ["files without names", "names for them"])
+def test_where_a_file_needs_a_name_from_the_beginning_it_still_appears_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lacking: str
+) -> None:
+    if lacking == "names for them":
+        monkeypatch.setattr(os, "link", unsupported)
+    else:
+        monkeypatch.delattr(os, "O_TMPFILE")
+
+    test_text_replaces_the_file_and_leaves_nothing_beside_it(tmp_path)
+
+
+def test_a_result_is_read_by_others_too(tmp_path: Path) -> None:
+    _atomic.write_text(tmp_path / "table.json", "")
+
+    assert "-rw-r--r--" == stat.filemode((tmp_path / "table.json").stat().st_mode)
 
 
 def test_a_write_that_fails_keeps_the_old_file(tmp_path: Path) -> None:

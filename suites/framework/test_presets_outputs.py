@@ -175,7 +175,7 @@ def test_a_pickle_is_not_read(tmp_path: Path, suffix: str) -> None:
 
 
 def test_an_array_of_objects_is_a_pickle_too(tmp_path: Path) -> None:
-    np.save(tmp_path / "objects.npy", np.array([{}], dtype=object), allow_pickle=True)
+    np.save(tmp_path / "objects.npy", np.array([{}], dtype=object))
 
     with pytest.raises(UsageError, match=r"objects.npy: damaged, or no .npy file: .* allow_pickle=False; write it"):
         dict(decode(tmp_path / "objects.npy"))

@@ -87,7 +87,7 @@ def digests(
             report.fail(outcome)
         else:
             path = presets.location(root, run.record.environment, MODULE, preset.name, size)
-            write(path, kept.text())
+            fg.write_text(path, kept.text())
             recorded = isinstance(kept, presets.PresetRecord)
             outcome = "recorded, and the same in another process" if recorded else str(kept)
         report.say(f"{preset.name} ({size}): {outcome}; {fused} of {calls.total()} calls fused")
@@ -99,14 +99,6 @@ def digests(
             "seconds": {"fused": run.fused.seconds, "reference": run.reference.seconds},
             "sites": {line: dict(counted) for line, counted in sites_of(run)},
         }
-
-
-def write(path: Path, text: str) -> None:
-    """Write a record whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.new")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)
 
 
 def forwards(report: Report, device: torch.device, seconds: float) -> None:
@@ -175,7 +167,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given.only in (None, "times"):
         forwards(report, device, given.seconds)
     if given.report is not None:
-        write(given.report, json.dumps(report.facts, indent=2) + "\n")
+        fg.write_text(given.report, json.dumps(report.facts, indent=2) + "\n")
     for failure in report.failures:
         report.say(f"FAILED: {failure}")
     return 1 if report.failures else 0
