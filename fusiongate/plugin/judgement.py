@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any
 
-__all__ = ["cell_name", "ended", "shortened", "unlaunched", "unreported"]
+__all__ = ["cell_name", "ended", "shortened", "unheld", "unlaunched", "unreported"]
 
 _NAMES = 5
 
@@ -50,6 +50,28 @@ def unlaunched(cells: Sequence[Mapping[str, Any]], *, require_fused: bool) -> li
                 f"{shortened(map(cell_name, idle))}"
             )
     return complaints
+
+
+def unheld(cells: Sequence[Mapping[str, Any]], snapshots: Sequence[str]) -> list[str]:
+    """Complain of what nothing was there to compare with, and that was recorded instead.
+
+    Parameters
+    ----------
+    cells
+        The payloads of the run's cell rows.
+    snapshots
+        The files of presets that had none.
+    """
+    recorded = [cell for cell in cells if cell.get("not_compared") and cell.get("table")]
+    tables = {cell["table"]["file"] for cell in recorded}
+    missing = [(f"{_count(recorded)} had no committed path", tables)] if recorded else []
+    if snapshots:
+        presets = "1 preset" if len(snapshots) == 1 else f"{len(snapshots)} presets"
+        missing.append((f"{presets} had no committed digests", set(snapshots)))
+    return [
+        f"--fusiongate-missing=record: {what}; candidates are in {shortened(files)}: review and commit them"
+        for what, files in missing
+    ]
 
 
 def unreported(collected: AbstractSet[str], reported: AbstractSet[str]) -> list[str]:

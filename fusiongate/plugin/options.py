@@ -18,10 +18,10 @@ from fusiongate.errors import LedgerError
 __all__ = ["Options", "is_worker", "kernels_disabled", "options"]
 
 Device = Literal["auto", "host", "cuda"]
-Missing = Literal["fail", "skip"]
+Missing = Literal["fail", "skip", "record"]
 
 _DEVICES: Final[Mapping[str, Device]] = {"auto": "auto", "host": "host", "cuda": "cuda"}
-_MISSING: Final[Mapping[str, Missing]] = {"fail": "fail", "skip": "skip"}
+_MISSING: Final[Mapping[str, Missing]] = {"fail": "fail", "skip": "skip", "record": "record"}
 
 _SETTINGS: Final = (
     # name, kind, metavar, help
@@ -35,8 +35,8 @@ _SETTINGS: Final = (
     (
         "missing",
         "text",
-        "fail|skip",
-        "what a missing snapshot or path table means: a failure, or something not compared",
+        "fail|skip|record",
+        "what a missing snapshot or path table means: a failure, something not compared, or something to record",
     ),
     (
         "ledger",
@@ -92,6 +92,13 @@ class Options:
 
     update_paths: bool
     """Whether path tables are recorded rather than compared."""
+
+    @property
+    def recording(self) -> str | None:
+        """The option that has this run write below the folder of snapshots; None where it only reads."""
+        if self.update_paths:
+            return "--fusiongate-update-paths"
+        return "--fusiongate-missing=record" if self.missing == "record" else None
 
     @property
     def device_name(self) -> str:
@@ -151,7 +158,7 @@ def _parse(config: pytest.Config) -> Options:
     kind, index = _device(_value(config, "device") or "auto")
     missing = _value(config, "missing") or "fail"
     if missing not in _MISSING:
-        raise pytest.UsageError(f"--fusiongate-missing={missing}: expected fail or skip")
+        raise pytest.UsageError(f"--fusiongate-missing={missing}: expected fail, skip or record")
     parsed = Options(
         device=kind,
         device_index=index,
@@ -171,15 +178,14 @@ def _parse(config: pytest.Config) -> Options:
             f"--fusiongate-device={parsed.device_name}: with --fusiongate-pin-gpus each worker sees one GPU, "
             f"as cuda:0: expected cuda, and the GPUs listed in CUDA_VISIBLE_DEVICES"
         )
-    if parsed.update_paths and parsed.snapshots is None:
+    if parsed.recording and parsed.snapshots is None:
         raise pytest.UsageError(
-            "--fusiongate-update-paths: no folder to record in: set fusiongate_snapshots in the ini file, "
+            f"{parsed.recording}: no folder to record in: set fusiongate_snapshots in the ini file, "
             "or give --fusiongate-snapshots=DIR"
         )
-    if parsed.update_paths and kernels_disabled():
+    if parsed.recording and kernels_disabled():
         raise pytest.UsageError(
-            "--fusiongate-update-paths: FUSIONGATE_DISABLE is set, and every path of such a run is the reference: "
-            "unset it"
+            f"{parsed.recording}: FUSIONGATE_DISABLE is set, and every path of such a run is the reference: unset it"
         )
     return parsed
 
@@ -213,7 +219,8 @@ def _path(config: pytest.Config, name: str) -> Path | None:
 
 def _snapshots(config: pytest.Config) -> Path | None:
     path = _path(config, "snapshots")
-    if path is not None and (obstacle := _atomic.obstacle(path, to_write=_value(config, "update-paths"))):
+    writes = _value(config, "update-paths") or _value(config, "missing") == "record"
+    if path is not None and (obstacle := _atomic.obstacle(path, to_write=writes)):
         raise pytest.UsageError(f"--fusiongate-snapshots={path}: {obstacle}: expected a folder")
     return path
 

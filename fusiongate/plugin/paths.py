@@ -27,7 +27,8 @@ def observe(config: pytest.Config, selected: Selected, matrix: Matrix, result: C
     -------
     Mapping
         Nothing where no tables are kept or the path is the recorded one; ``not_compared`` with what is missing; or, in
-        a run that records, ``table`` with the file and the row that goes into it.
+        a run that records, ``table`` with the file and the row that goes into it. Both, where what is missing is
+        recorded.
 
     Raises
     ------
@@ -44,14 +45,20 @@ def observe(config: pytest.Config, selected: Selected, matrix: Matrix, result: C
     subject, cell = result.cell.subject, result.cell.id
     file = PathTable.location(asked.snapshots, platform_of(selected.torch_device), subject)
     name = file.relative_to(config.rootpath) if file.is_relative_to(config.rootpath) else file
-    if asked.update_paths:
+
+    def to_record() -> Mapping[str, Any]:
         table = PathTable.of(subject, matrix.subject.sources(), [result])
         return {"table": {"file": str(name), "sources": table.sources, "row": list(table.paths[cell])}}
+
+    if asked.update_paths:
+        return to_record()
     kept = _table(config, file)
     if kept is None or cell not in kept.paths:
         missing = f"no table {name}" if kept is None else f"no row in {name}"
         if asked.missing == "skip":
             return {"not_compared": missing}
+        if asked.missing == "record":
+            return {"not_compared": missing, **to_record()}
         raise CellFailure(
             f"{subject}[{cell}]\n"
             f"  happened: {missing} to compare the path with\n"

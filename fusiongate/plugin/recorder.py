@@ -56,6 +56,7 @@ class Recorder:
         self.environments: dict[str, Environment] = {}
         self.failures: list[Failure] = []
         self.complaints: list[str] = []
+        self.candidates: list[str] = []
         self.tables: dict[Path, int] = {}
         self.poisonings: list[Poisoning] = []
         self.unstarted: list[str] = []
@@ -85,6 +86,8 @@ class Recorder:
                 self.environments[observation.environment] = Environment.from_json(observation.payload)
             elif observation.kind == "cell":
                 self.cells.append({**observation.payload, "subject": observation.subject})
+            elif candidate := observation.payload.get("candidate"):
+                self.candidates.append(candidate)
             self._append(observation.kind, observation.subject, observation.environment, observation.payload)
         if brought and report.failed:
             path, line, _ = report.location
@@ -108,6 +111,7 @@ class Recorder:
                 self.tables = record_tables(self.cells, self.config.rootpath)
             except SnapshotError as error:
                 self.complaints.append(str(error))
+        self.complaints += judgement.unheld(self.cells, self.candidates)
         self.complaints += judgement.unlaunched(self.cells, require_fused=options(self.config).require_fused)
         if self.complaints and exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED

@@ -56,6 +56,19 @@ def _process(config: pytest.Config, device: torch.device) -> PresetProcess:
     return config.stash[_PROCESS]
 
 
+def _run_in_shared_process(
+    config: pytest.Config, device: torch.device, preset: Preset, size: Size, seed: int
+) -> PresetRun:
+    process = _process(config, device)
+    try:
+        return process.run(preset, size=size, seed=seed)
+    except FusiongateError:
+        # A process that died, or whose device has gone, would fail every later preset too.
+        process.close()
+        del config.stash[_PROCESS]
+        raise
+
+
 class Md5Snapshot:
     """The md5s of presets, as one test checks them."""
 
@@ -119,7 +132,7 @@ class Md5Snapshot:
         if self._updates():
             (run,) = run_fresh([preset], size=size, seed=seed, device=device)
         else:
-            run = _process(self._item.config, device).run(preset, size=size, seed=seed)
+            run = _run_in_shared_process(self._item.config, device, preset, size, seed)
         path = baselines.location(root, run.record.environment, self._item.path.stem, preset.name, size)
         kept = baselines.load(path)
         if self._updates() and (kept is None or self._item.config.option.update_snapshots):
@@ -132,7 +145,10 @@ class Md5Snapshot:
 
     def _updates(self) -> bool:
         option = self._item.config.option
-        return bool(option.update_snapshots or option.update_new_snapshots_only)
+        return bool(option.update_snapshots or option.update_new_snapshots_only or self._records_missing())
+
+    def _records_missing(self) -> bool:
+        return options(self._item.config).missing == "record"
 
     def _record(
         self,
@@ -152,7 +168,8 @@ class Md5Snapshot:
         fresh = baselines.establish(preset, run, size=size, seed=seed, device=device)
         self._store(path, fresh.text(), any_difference=True)
         outcome = "recorded" if not isinstance(fresh, baselines.Nondeterministic) else "nondeterministic"
-        self._row(preset, run, outcome, None if outcome == "recorded" else str(fresh))
+        candidate = str(self._relative(path)) if kept is None and self._records_missing() else None
+        self._row(preset, run, outcome, None if outcome == "recorded" else str(fresh), candidate)
         return None
 
     def _missing(self, preset: Preset, run: PresetRun, path: Path) -> str | None:
@@ -217,13 +234,20 @@ class Md5Snapshot:
         from fusiongate.plugin.snapshot_files import extension_for
 
         snapshot: SnapshotAssertion = self._snapshot()
-        return bool(snapshot.use_extension(extension_for(path, any_difference=any_difference)) == text)
+        file = snapshot.use_extension(extension_for(path, any_difference=any_difference))
+        if self._records_missing():
+            # Of this file alone: what else the project snapshots is not ours to record.
+            file.update_new_snapshots_only = True
+        return bool(file == text)
 
-    def _row(self, preset: Preset, run: PresetRun, outcome: str, story: str | None) -> None:
+    def _row(
+        self, preset: Preset, run: PresetRun, outcome: str, story: str | None, candidate: str | None = None
+    ) -> None:
         fields = run.record.to_json()
         row: Mapping[str, Any] = {
             "outcome": outcome,
             "story": story,
+            "candidate": candidate,
             "size": run.record.size,
             "seed": run.record.seed,
             "fused": fields["fused"],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fusiongate.plugin.judgement import shortened, unlaunched, unreported
+from fusiongate.plugin.judgement import ended, shortened, unheld, unlaunched, unreported
 
 from .observing import cell
 
@@ -55,3 +55,28 @@ def test_tests_that_never_reported_are_named() -> None:
 def test_long_lists_are_shortened_and_counted() -> None:
     assert shortened(["b", "a"], 2) == "a, b"
     assert shortened(["b", "c", "a"], 2) == "a, b, and 1 more"
+
+
+def test_what_was_recorded_for_want_of_something_to_compare_with_is_a_complaint() -> None:
+    table = {"file": "kept/cpu/paths/toy.json"}
+    cells = [{"not_compared": "no table", "table": table}, {"not_compared": "no table"}, {"table": table}]
+    assert unheld(cells, ["kept/one.json"]) == [
+        (
+            "--fusiongate-missing=record: 1 cell had no committed path; candidates are in kept/cpu/paths/toy.json: "
+            "review and commit them"
+        ),
+        (
+            "--fusiongate-missing=record: 1 preset had no committed digests; candidates are in kept/one.json: "
+            "review and commit them"
+        ),
+    ]
+    assert unheld(cells[1:], []) == []
+
+
+def test_each_cause_that_ended_a_process_is_told_and_what_was_not_run_is_counted() -> None:
+    assert ended(["cuda:0 is gone", "cuda:1 is gone"], []) == [
+        "cuda:0 is gone: its process ran no further test",
+        "cuda:1 is gone: its process ran no further test",
+    ]
+    assert ended(["cuda:0 is gone"], ["a", "b"])[1].startswith("2 tests were not run because of that")
+    assert ended(["cuda:0 is gone"], ["a"])[1].startswith("1 test was not run because of that")

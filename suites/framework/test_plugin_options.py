@@ -65,7 +65,7 @@ def test_a_path_is_meant_from_where_it_was_written(project: Project) -> None:
         ("--fusiongate-device=gpu", "--fusiongate-device=gpu: expected auto, host, cuda or cuda:N"),
         ("--fusiongate-device=cuda:", "--fusiongate-device=cuda:: expected auto, host, cuda or cuda:N"),
         ("--fusiongate-device=cuda:-1", "--fusiongate-device=cuda:-1: expected auto, host, cuda or cuda:N"),
-        ("--fusiongate-missing=pass", "--fusiongate-missing=pass: expected fail or skip"),
+        ("--fusiongate-missing=pass", "--fusiongate-missing=pass: expected fail, skip or record"),
         ("--fusiongate-device=\x1b[31m\n", r"--fusiongate-device=\x1b[31m\n: expected auto, host, cuda or cuda:N"),
         (
             "--fusiongate-ledger=/dev/null/x",
@@ -85,6 +85,13 @@ def test_a_path_is_meant_from_where_it_was_written(project: Project) -> None:
         (
             "--fusiongate-snapshots=/dev/null",
             "--fusiongate-snapshots=/dev/null: /dev/null is no folder: expected a folder",
+        ),
+        (
+            "--fusiongate-missing=record",
+            (
+                "--fusiongate-missing=record: no folder to record in: set fusiongate_snapshots in the ini file, "
+                "or give --fusiongate-snapshots=DIR"
+            ),
         ),
         (
             "--fusiongate-update-paths",

@@ -12,6 +12,7 @@ from .projects import Project
 TOY = "test_ops.py::test_toy"
 CELLS = [f"{TOY}[base]", f"{TOY}[mixed]"]
 HOST = "--fusiongate-device=host"
+RECORD = "--fusiongate-missing=record"
 
 
 @pytest.fixture
@@ -88,6 +89,51 @@ def test_a_cell_that_the_table_does_not_know_is_missing_too(kept: Project) -> No
     assert "  no row in kept/cpu/paths/toy.json (1): toy[mixed]" in Project.summary(result)
 
 
+@pytest.mark.parametrize("arguments", [(), ("-n", "2")], ids=["serial", "xdist"])
+def test_what_is_missing_may_be_recorded_in_a_run_that_says_so_and_fails(
+    kept: Project, arguments: tuple[str, ...]
+) -> None:
+    """A run on a new kind of machine: its cells are checked, and its table is a candidate for a person to look at."""
+    result = kept.run(HOST, RECORD, *arguments, *CELLS)
+    result.assert_outcomes(passed=2)
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    assert table(kept) == {"base": ["fused", "verified"], "mixed": ["reference", "mixed-dtype"]}
+    lines = Project.summary(result)
+    assert lines[lines.index("not compared") + 1] == "  no table kept/cpu/paths/toy.json (2): toy[base], toy[mixed]"
+    assert lines[-2:] == [
+        "path table: kept/cpu/paths/toy.json (2 rows)",
+        (
+            "red: --fusiongate-missing=record: 2 cells had no committed path; candidates are in "
+            "kept/cpu/paths/toy.json: review and commit them"
+        ),
+    ]
+    held = kept.run(HOST, RECORD, *arguments, *CELLS)
+    held.assert_outcomes(passed=2)
+    assert held.ret == pytest.ExitCode.OK
+
+
+def test_the_ini_file_may_ask_for_what_is_missing_to_be_recorded(kept: Project) -> None:
+    kept.write("pytest.ini", "[pytest]\nfusiongate_snapshots = kept\nfusiongate_missing = record\n")
+    assert kept.run(HOST, *CELLS).ret == pytest.ExitCode.TESTS_FAILED
+    assert sorted(table(kept)) == ["base", "mixed"]
+
+
+def test_recording_what_is_missing_leaves_what_is_there(kept: Project) -> None:
+    """The path of one cell has changed: that is a failure, and no reason to write over its row."""
+    kept.run(HOST, "--fusiongate-update-paths", CELLS[0])
+    before = table(kept)
+    toys.prepare(kept, stricter="'stride'")
+    declined = f"{TOY}[expanded-channels]"
+    kept.run(HOST, RECORD, CELLS[0], declined).assert_outcomes(passed=1, failed=1)
+    assert table(kept) == {**before, "expanded-channels": ["reference", "stride"]}
+
+
+def test_a_red_cell_is_no_candidate(kept: Project) -> None:
+    toys.prepare(kept, kernel="(x.float() * (1 + scale.float()) + shift.float()).to(x.dtype)")
+    kept.run(HOST, RECORD, *CELLS).assert_outcomes(passed=1, failed=1)
+    assert sorted(table(kept)) == ["mixed"]
+
+
 def test_an_update_keeps_the_rows_of_cells_that_did_not_run(kept: Project) -> None:
     for cell in CELLS:
         kept.run(HOST, "--fusiongate-update-paths", cell)
@@ -120,12 +166,12 @@ def test_nothing_is_compared_where_no_tables_are_kept(kept: Project) -> None:
     assert "not compared" not in Project.summary(result)
 
 
-def test_a_run_without_kernels_may_not_record(kept: Project) -> None:
+@pytest.mark.parametrize("option", ["--fusiongate-update-paths", RECORD])
+def test_a_run_without_kernels_may_not_record(kept: Project, option: str) -> None:
     kept.setenv("FUSIONGATE_DISABLE", "1")
-    result = kept.run(HOST, "--fusiongate-update-paths", *CELLS)
+    result = kept.run(HOST, option, *CELLS)
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     (line,) = (line for line in result.errlines if line)
     assert line == (
-        "ERROR: --fusiongate-update-paths: FUSIONGATE_DISABLE is set, and every path of such a run is the reference: "
-        "unset it"
+        f"ERROR: {option}: FUSIONGATE_DISABLE is set, and every path of such a run is the reference: unset it"
     )

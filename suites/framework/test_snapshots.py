@@ -49,6 +49,11 @@ def restless(run):
 def idle(run):
     yield "output", {"x": torch.zeros(4)}
 
+@preset("fatal")
+def fatal(run):
+    os._exit(7)
+    yield "output", {"x": run.normal("x", 4)}
+
 @preset("elsewhere", devices=["cuda"])
 def elsewhere(run):
     yield "output", {"x": run.normal("x", 4)}
@@ -56,7 +61,7 @@ def elsewhere(run):
 
 TESTS = """
 import pytest
-from project_presets import elsewhere, idle, one, restless, two
+from project_presets import elsewhere, fatal, idle, one, restless, two
 
 @pytest.mark.preset(one)
 def test_one(md5_snapshot):
@@ -70,6 +75,9 @@ def test_restless(md5_snapshot):
 
 def test_idle(md5_snapshot):
     md5_snapshot.check(idle)
+
+def test_fatal(md5_snapshot):
+    md5_snapshot.check(fatal)
 
 def test_elsewhere(md5_snapshot):
     md5_snapshot.check(elsewhere)
@@ -86,7 +94,7 @@ def project(project: Project) -> Iterator[Project]:
     project.write("test_digests.py", TESTS)
     project.write("pytest.ini", "[pytest]\npythonpath = .\nfusiongate_snapshots = kept\nfusiongate_device = host\n")
     yield project
-    for name in ("one", "two", "restless", "idle", "elsewhere"):
+    for name in ("one", "two", "restless", "idle", "fatal", "elsewhere"):
         PRESETS.pop(name, None)
 
 
@@ -127,6 +135,53 @@ def test_a_missing_snapshot_is_not_run_where_that_is_asked_for(project: Project)
 
     result.assert_outcomes(skipped=1)
     result.stdout.fnmatch_lines(["*not run: no snapshot kept/*one.json; record it: pytest *test_one --snapshot-update"])
+
+
+def test_what_is_missing_may_be_recorded_in_a_run_that_says_so_and_fails(project: Project) -> None:
+    """A run on a new kind of machine: it leaves candidates for a person to look at."""
+    result = project.run("-k", "one or two", "--fusiongate-missing=record")
+
+    result.assert_outcomes(passed=2)
+    assert pytest.ExitCode.TESTS_FAILED == result.ret
+    assert {"one", "two"} == kept(project).keys()
+    (red,) = (line for line in Project.summary(result) if line.startswith("red: "))
+    assert re.fullmatch(
+        r"red: --fusiongate-missing=record: 2 presets had no committed digests; candidates are in "
+        r"kept/cpu-\S+/one\.json, kept/cpu-\S+/two\.json: review and commit them",
+        red,
+    )
+    held = project.run("-k", "one or two", "--fusiongate-missing=record")
+    held.assert_outcomes(passed=2)
+    assert pytest.ExitCode.OK == held.ret
+
+
+def test_recording_what_is_missing_leaves_what_is_there(recorded: Project) -> None:
+    before = kept(recorded)
+    (path,) = (recorded.path / "kept").rglob("two.json")
+    path.unlink()
+    recorded.setenv("REFERENCE", "1")
+
+    result = recorded.run("-k", "one or two", "--fusiongate-missing=record")
+
+    result.assert_outcomes(passed=1, failed=1)
+    result.stdout.fnmatch_lines(["preset 'one': reference changed*"])
+    assert before["one"] == kept(recorded)["one"]
+    assert "two" in kept(recorded)
+
+
+def test_other_snapshots_are_not_recorded_with_what_is_missing(project: Project) -> None:
+    """The project's own are compared by syrupy as ever."""
+    project.write("test_own.py", "def test_own(snapshot):\n    assert snapshot == 1\n")
+    result = project.run("test_own.py", "--fusiongate-missing=record")
+    result.assert_outcomes(failed=1)
+    assert not (project.path / "__snapshots__").exists()
+
+
+def test_a_preset_that_takes_its_process_with_it_fails_no_other(recorded: Project) -> None:
+    result = recorded.run("test_digests.py::test_fatal", "test_digests.py::test_one")
+
+    result.assert_outcomes(passed=1, failed=1)
+    result.stdout.fnmatch_lines(["preset 'fatal': the process that ran it exited with 7;*"])
 
 
 def test_a_recorded_preset_is_held_and_its_digests_stand_in_the_ledger(recorded: Project) -> None:
