@@ -4,7 +4,8 @@
 - `python suites/framework/nightly.py run RUNNER FOLDER`: `nox -s gpu`, then `nox -s bench`, keeping in FOLDER what they
   leave: JUnit files, ledgers, timings, and snapshots that are new or have changed.
 - `python suites/framework/nightly.py collect FOLDER`: the report over all runners; exits with 1 where one has failed,
-  or has not reported.
+  has not reported, or has no baseline to be compared with. What is missing is recorded as a candidate, to be reviewed
+  and committed: a kind of GPU that nobody has recorded yet leaves all of its path tables, digests and certificates.
 
 The labels come from the variable NIGHTLY_RUNNERS, separated by commas: `nvidia-h200,amd-mi300x`.
 """
@@ -46,6 +47,8 @@ class Report:
     """The timings that it recorded."""
     snapshots: tuple[str, ...]
     """The snapshots that were new or changed on it, relative to the snapshot folder."""
+    missing: tuple[str, ...] = ()
+    """Those of them that there was no committed file for."""
 
 
 def labels(listed: str | None) -> list[str]:
@@ -77,23 +80,30 @@ def run(runner: str, folder: Path, nox: Nox, checkout: Path) -> int:
             options.append(f"--benchmark-json={folder / 'timings.json'}")
         else:
             # What has no baseline yet is recorded as a candidate; what has one is compared as ever.
-            options.append("--snapshot-update-new-only")
+            options.append("--fusiongate-missing=record")
         statuses[session] = nox(["--non-interactive", "--session", session, "--", *options])
-    for path in _changed(checkout, "snapshots"):
+    missing = list(_listed(checkout, "--others"))
+    for path in [*missing, *_listed(checkout, "--modified")]:
         target = folder / path
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(checkout / path, target)
     # Last: its presence says that the runner came to the end.
-    (folder / "report.json").write_text(json.dumps({"runner": runner, "sessions": statuses}) + "\n", encoding="utf-8")
+    report = {"runner": runner, "sessions": statuses, "missing": [_below_snapshots(path) for path in missing]}
+    (folder / "report.json").write_text(json.dumps(report) + "\n", encoding="utf-8")
     return int(any(statuses.values()))
 
 
-def _changed(checkout: Path, folder: str) -> Iterator[Path]:
-    command = ["git", "-C", str(checkout), "ls-files", "-z", "--modified", "--others", "--exclude-standard", folder]
+def _listed(checkout: Path, which: str) -> Iterator[Path]:
+    """The snapshots that git lists as modified, or as others than the committed ones."""
+    command = ["git", "-C", str(checkout), "ls-files", "-z", which, "--exclude-standard", "snapshots"]
     for name in subprocess.run(command, capture_output=True, check=True, text=True).stdout.split("\0"):
         # A file that was deleted counts as modified, and is no candidate.
         if name and (checkout / name).is_file():
             yield Path(name)
+
+
+def _below_snapshots(path: Path) -> str:
+    return path.relative_to("snapshots").as_posix()
 
 
 def collect(runners: Sequence[str], folder: Path) -> list[Report]:
@@ -106,7 +116,8 @@ def _report(runner: str, folder: Path) -> Report:
     if not path.is_file():
         return Report(runner, ("did not report: offline, out of time, or ended before its sessions did",), 0, 0, ())
     problems = []
-    statuses = json.loads(path.read_text(encoding="utf-8"))["sessions"]
+    report = json.loads(path.read_text(encoding="utf-8"))
+    statuses, missing = report["sessions"], tuple(report["missing"])
     tests = 0
     for session in SESSIONS:
         if session not in statuses:
@@ -122,12 +133,15 @@ def _report(runner: str, folder: Path) -> Report:
     rows = _rows(folder / "timings.json")
     if not rows:
         problems.append("no timings were recorded")
+    if missing:
+        baselines = "1 baseline was" if len(missing) == 1 else f"{len(missing)} baselines were"
+        problems.append(f"{baselines} missing; what was recorded instead is below: review and commit it")
     snapshots = sorted(
         found.relative_to(folder / "snapshots").as_posix()
         for found in (folder / "snapshots").rglob("*")
         if found.is_file()
     )
-    return Report(runner, tuple(problems), tests, rows, tuple(snapshots))
+    return Report(runner, tuple(problems), tests, rows, tuple(snapshots), missing)
 
 
 def _junit(path: Path) -> tuple[int, list[str]]:
@@ -163,7 +177,8 @@ def markdown(reports: Sequence[Report]) -> str:
         if report.problems or report.snapshots:
             lines += ["", f"### {report.runner}", ""]
             lines += [f"- {problem}" for problem in report.problems]
-            lines += [f"- snapshot candidate: `{name}`" for name in report.snapshots]
+            for name in report.snapshots:
+                lines.append(f"- snapshot candidate, {'missing' if name in report.missing else 'changed'}: `{name}`")
     return "\n".join(lines) + "\n"
 
 

@@ -40,6 +40,13 @@ class FakeNox:
 
 
 @pytest.fixture
+def complete(checkout: Path) -> Path:
+    """A checkout whose run had a baseline for everything, one of which has changed."""
+    (checkout / "snapshots" / "cuda-sm_90" / "new.json").unlink()
+    return checkout
+
+
+@pytest.fixture
 def checkout(tmp_path: Path) -> Path:
     """A checkout whose run has recorded one snapshot and changed another."""
     root = tmp_path / "checkout"
@@ -64,9 +71,39 @@ def test_a_run_keeps_junit_ledger_timings_and_snapshot_candidates(checkout: Path
     assert list(SESSIONS) == [call[call.index("--session") + 1] for call in nox.calls]
     assert all(any(option.startswith("--fusiongate-ledger=") for option in call) for call in nox.calls)
     (report,) = collect(["h200"], tmp_path / "left")
-    assert () == report.problems
+    assert ("1 baseline was missing; what was recorded instead is below: review and commit it",) == report.problems
     assert (2, 2) == (report.tests, report.rows)
     assert ("cuda-sm_90/changed.json", "cuda-sm_90/new.json") == report.snapshots
+    assert ("cuda-sm_90/new.json",) == report.missing
+
+
+def test_what_is_missing_is_recorded_where_it_is_compared(checkout: Path, tmp_path: Path) -> None:
+    """The timings have no baseline in the checkout, so that there is nothing to be missing."""
+    nox = FakeNox()
+    run("h200", tmp_path / "left" / "h200", nox, checkout)
+    recording = {call[call.index("--session") + 1] for call in nox.calls if "--fusiongate-missing=record" in call}
+    assert {"gpu"} == recording
+
+
+def test_a_kind_of_gpu_without_baselines_fails_and_leaves_candidates(
+    checkout: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All of a new architecture's files: they are kept, and no run of it passes before they are committed."""
+    names = [
+        f"rocm-gfx942/{kind}.json" for kind in ("certificates/modulate-bf16", "paths/modulate", "test_snapshots/a")
+    ]
+    for name in names:
+        file = checkout / "snapshots" / name
+        file.parent.mkdir(parents=True)
+        file.write_text("{}")
+    run("mi300x", tmp_path / "left" / "mi300x", FakeNox(), checkout)
+    assert 1 == main(["collect", str(tmp_path / "left")], {"NIGHTLY_RUNNERS": "mi300x"}, FakeNox())
+    printed = capsys.readouterr().out
+    assert "- 4 baselines were missing;" in printed
+    for name in names:
+        assert f"- snapshot candidate, missing: `{name}`" in printed
+        assert (tmp_path / "left" / "mi300x" / "snapshots" / name).is_file()
+    assert "- snapshot candidate, changed: `cuda-sm_90/changed.json`" in printed
 
 
 def test_the_later_session_runs_where_the_earlier_one_failed(checkout: Path, tmp_path: Path) -> None:
@@ -79,13 +116,13 @@ def test_the_later_session_runs_where_the_earlier_one_failed(checkout: Path, tmp
 
 
 def test_a_runner_that_did_not_report_is_an_error(
-    checkout: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    complete: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run("h200", tmp_path / "left" / "h200", FakeNox(), checkout)
+    run("h200", tmp_path / "left" / "h200", FakeNox(), complete)
     status = main(["collect", str(tmp_path / "left")], {"NIGHTLY_RUNNERS": "h200, mi300x"}, FakeNox())
     assert 1 == status
     printed = capsys.readouterr().out
-    assert "| h200 | 2 | 2 | 2 | passed |" in printed
+    assert "| h200 | 2 | 2 | 1 | passed |" in printed
     assert "| mi300x | 0 | 0 | 0 | **failed** |" in printed
     assert "did not report" in printed
 
@@ -101,19 +138,19 @@ def test_a_runner_that_was_cut_off_is_an_error(checkout: Path, tmp_path: Path) -
 
 @pytest.mark.parametrize("silent", SESSIONS)
 def test_a_session_without_tests_is_an_error_even_when_nox_is_content(
-    silent: str, checkout: Path, tmp_path: Path
+    silent: str, complete: Path, tmp_path: Path
 ) -> None:
-    run("h200", tmp_path / "left" / "h200", FakeNox(silent=silent), checkout)
+    run("h200", tmp_path / "left" / "h200", FakeNox(silent=silent), complete)
     (report,) = collect(["h200"], tmp_path / "left")
     assert (f"nox -s {silent} ran no test",) == report.problems
 
 
-def test_all_reported_is_a_pass_and_stands_in_the_jobs_summary(checkout: Path, tmp_path: Path) -> None:
-    run("h200", tmp_path / "left" / "h200", FakeNox(), checkout)
+def test_all_reported_is_a_pass_and_stands_in_the_jobs_summary(complete: Path, tmp_path: Path) -> None:
+    run("h200", tmp_path / "left" / "h200", FakeNox(), complete)
     summary = tmp_path / "summary.md"
     environment = {"NIGHTLY_RUNNERS": "h200", "GITHUB_STEP_SUMMARY": str(summary)}
     assert 0 == main(["collect", str(tmp_path / "left")], environment, FakeNox())
-    assert "- snapshot candidate: `cuda-sm_90/new.json`" in summary.read_text()
+    assert "- snapshot candidate, changed: `cuda-sm_90/changed.json`" in summary.read_text()
 
 
 def test_the_runners_are_given_as_github_wants_them(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -24,9 +25,20 @@ def certify(kernel: str, dtype: str, device: torch.device, folder: Path) -> subp
     )
 
 
+def keep_missing(written: Path, kept: Path) -> None:
+    """Put the certificates of one folder of snapshots beside those of another, where it has none."""
+    for file in written.rglob("*.json"):
+        target = kept / file.relative_to(written)
+        if not target.exists():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file, target)
+
+
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
 @pytest.mark.parametrize("kernel", list(SAMPLES))
-def test_every_result_is_eagers(kernel: str, dtype: str, fusion_device: torch.device, tmp_path: Path) -> None:
+def test_every_result_is_eagers(
+    kernel: str, dtype: str, fusion_device: torch.device, tmp_path: Path, pytestconfig: pytest.Config
+) -> None:
     done = certify(kernel, dtype, fusion_device, tmp_path)
     assert 0 == done.returncode, done.stdout + done.stderr
     files = list(tmp_path.rglob("*.json"))
@@ -45,3 +57,17 @@ def test_every_result_is_eagers(kernel: str, dtype: str, fusion_device: torch.de
         }
     else:
         assert tried["rstd"] >= 10_000_000
+    # What is shown of the norms is evidence, and none of it is committed.
+    if kernel.startswith("modulate") and pytestconfig.getoption("--fusiongate-missing") == "record":
+        keep_missing(tmp_path, pytestconfig.rootpath / pytestconfig.getini("fusiongate_snapshots"))
+
+
+def test_a_missing_certificate_is_kept_and_a_committed_one_stays(tmp_path: Path) -> None:
+    for folder, names in {"written": ["new", "old"], "kept": ["old"]}.items():
+        for name in names:
+            file = tmp_path / folder / "cuda-sm_80" / "certificates" / f"{name}.json"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(folder)
+    keep_missing(tmp_path / "written", tmp_path / "kept")
+    kept = tmp_path / "kept" / "cuda-sm_80" / "certificates"
+    assert {"new": "written", "old": "kept"} == {file.stem: file.read_text() for file in kept.iterdir()}
