@@ -33,6 +33,43 @@ def test_the_ten_lines_pass(project_of_the_readme: Project) -> None:
     result.assert_outcomes(passed=1)
 
 
+MODEL = """
+from torch import nn
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.LayerNorm(512, elementwise_affine=False)
+        self.rows = nn.Linear(512, 1024)
+
+    def forward(self, x, condition):
+        shift, scale = self.rows(condition)[:, None].chunk(2, dim=-1)
+        y = self.norm(x) * (1 + scale) + shift
+        return x + y
+
+
+x, y = torch.randn(2, 2, 33, 64)
+"""
+
+
+def test_the_two_tests_more_run(project_of_the_readme: Project) -> None:
+    """The time itself is a laptop's, of a kernel in Python."""
+    (tests,) = (block for block in blocks("python") if "md5_snapshot" in block)
+    ours = next(block for block in blocks("python") if "fusion_matrix" in block)
+    project_of_the_readme.write("test_silu_mul.py", f"import torch\n{ours}\n{MODEL}\n{tests}")
+    project_of_the_readme.write("pytest.ini", "[pytest]\nfusiongate_snapshots = snapshots\n")
+    options = ("--fusiongate-device=host", "-k", "digests or speed")
+
+    recorded = project_of_the_readme.run(*options, "--snapshot-update")
+    again = project_of_the_readme.run(*options)
+
+    for result in (recorded, again):
+        result.stdout.fnmatch_lines(["silu_mul[[]2x33x64-float32[]]: eager *"])
+    recorded.stdout.fnmatch_lines(["1 snapshot generated."])
+    again.stdout.fnmatch_lines(["1 snapshot passed."])
+
+
 def test_the_red_cell_is_what_its_kernel_gives(project_of_the_readme: Project) -> None:
     """Apart from the numbers, which are those of one machine."""
     (kernel,) = (block for block in blocks("python") if "one rounding too few" in block)
