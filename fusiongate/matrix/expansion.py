@@ -21,8 +21,10 @@ _UNBOUND = ("strided-unbind-4d", "strided-unbind-3d")
 _TELLING_LAYOUTS = (*_UNBOUND, "per-token", "sliced", "permuted")
 _TELLING_DTYPES = ("fp16", "fp32", "mixed")
 _TELLING_DATA = ("zeros-first", "nan-inf", "signed-zeros", "overflow", "cancellation")
-_LAUNCHING_MODES = tuple(name for name, mode in MODES.items() if mode.forced is None)
+_MODES = tuple(name for name, mode in MODES.items() if mode.expands)
+_LAUNCHING_MODES = tuple(name for name in _MODES if MODES[name].forced is None)
 _COMPILED = ("compile",)
+_NOT_COMPILED = tuple(name for name in _MODES if name not in _COMPILED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +51,7 @@ PAIRINGS: tuple[Pairing, ...] = (
         "mode",
         "a mode that forces its path does not look at the layout; compiling takes seconds a cell",
         _TELLING_LAYOUTS,
-        tuple(name for name in MODES if name not in _COMPILED),
+        _NOT_COMPILED,
     ),
     Pairing("layout", "mode", "compiling takes seconds a cell", _UNBOUND[:1], _COMPILED),
     Pairing("layout", "data", "values that one dimension holds are no more telling in another", None, _TELLING_DATA),
@@ -59,7 +61,7 @@ PAIRINGS: tuple[Pairing, ...] = (
         "mode",
         "compiling takes seconds a cell",
         _TELLING_DTYPES,
-        tuple(name for name in MODES if name not in _COMPILED),
+        _NOT_COMPILED,
     ),
     Pairing("dtype", "data", "mixed rows promote the same data"),
     Pairing("size", "data", "specials do not depend on the size; tails and roundings do", None, ("cancellation",)),
@@ -70,13 +72,15 @@ PAIRINGS: tuple[Pairing, ...] = (
     Pairing("layout", "device", "a device changes no layout; what models use has to work on each", _UNBOUND[:1]),
     Pairing("dtype", "device", "a device changes no arithmetic", ("fp16", "fp32")),
 )
-"""Every pairing. Axes that do not stand here together are not crossed: a device or a lifecycle with a size or a mode
-says nothing that they don't say alone."""
+"""Every pairing. Axes that do not stand here together are not crossed: a device with a size or a mode, or a lifecycle
+with a size, says nothing that they don't say alone. Lifecycles and modes meet in the gate, whatever the kernel, so that
+the crossings of one kernel stand for all: suites/kernels/test_lifecycles.py has them."""
 
 
 def axis_values() -> dict[str, tuple[str, ...]]:
     """The axes that are the same for every subject, each with its base value first."""
-    return {"device": tuple(DEVICES), "mode": tuple(MODES), "data": tuple(DATA), "lifecycle": tuple(LIFECYCLES)}
+    lifecycles = tuple(name for name, lifecycle in LIFECYCLES.items() if lifecycle.expands)
+    return {"device": tuple(DEVICES), "mode": _MODES, "data": tuple(DATA), "lifecycle": lifecycles}
 
 
 def expand(

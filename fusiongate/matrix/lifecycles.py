@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
+import math
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,7 +20,8 @@ import torch
 
 from fusiongate.bits import integer_view
 from fusiongate.errors import BuildError
-from fusiongate.matrix.cells import Path
+from fusiongate.gates import After
+from fusiongate.matrix.cells import NotRun, Path
 from fusiongate.subjects import Launcher, Trial
 
 __all__ = ["LIFECYCLES", "Lifecycle", "almost_right"]
@@ -39,9 +42,11 @@ class Lifecycle:
     name: str
     """The lifecycle as it stands in a cell's id."""
     first: Step
-    """Path and reason of the first call."""
+    """Path and reason of a call that looks at the kernel."""
     later: Step
-    """Path and reason of the calls after it."""
+    """Path and reason of the calls after those."""
+    looks: float = 1
+    """How many calls look at the kernel before its verdict stays; a call that is being captured is none of them."""
     calls: int = 3
     """How often the cell calls."""
     stand_in: StandIn | None = None
@@ -55,8 +60,13 @@ class Lifecycle:
     """Whether no launch is ever completed."""
     before_declines: bool = False
     """Whether the gate decides before it asks ``declines``, so that arguments which may not be launched take it too."""
+    before_capturing: bool = False
+    """Whether the gate decides after ``declines``, and before it asks whether a signature without a verdict is being
+    captured."""
     foreign: bool = True
     """Whether a gate that publishes neither path nor reason can go through it."""
+    expands: bool = True
+    """Whether a matrix has cells of it; one of the others takes a `Cell` that names it."""
 
 
 def _tensors(arguments: Arguments) -> list[torch.Tensor]:
@@ -115,6 +125,30 @@ def _raising(error: Callable[[], Exception]) -> StandIn:
     return stand_in
 
 
+def _failing_once(launcher: Launcher, _arguments: Arguments) -> Launcher:
+    """A kernel whose second launch fails, and no other."""
+    launches = itertools.count(1)
+
+    def launch(*args: Any) -> torch.Tensor:
+        if next(launches) == 2:
+            raise RuntimeError("the launch failed, as this stand-in has to once")
+        result: torch.Tensor = launcher(*args)
+        return result
+
+    return launch
+
+
+def _aborting(launcher: Launcher, _arguments: Arguments) -> Launcher:
+    """The kernel, from a library that ends the process which loads it."""
+    from fusiongate.kernels import launching
+
+    if not isinstance(launcher, launching.Launcher):
+        raise NotRun("needs a kernel that is built from fusiongate's sources")
+    entry = launcher.entry
+    source = entry.source.with_defines("FUSIONGATE_FAULT=aborts_when_loaded")
+    return launching.Launcher(launching.Entry(source, entry.name), launcher.operands)
+
+
 def _disabled() -> contextlib.AbstractContextManager[Any]:
     return mock.patch.dict(os.environ, {"FUSIONGATE_DISABLE": "1"})
 
@@ -139,13 +173,18 @@ def _full(trial: Trial, elsewhere: Callable[[], Arguments]) -> None:
     trial.call(*elsewhere())
 
 
+def _recovering(trial: Trial, _elsewhere: Callable[[], Arguments]) -> None:
+    assert trial.fusion is not None
+    trial.fusion.gate.policy = dataclasses.replace(trial.fusion.gate.policy, recover=After(calls=1))
+
+
 _REFERENCE: Path = "reference"
 
 LIFECYCLES: dict[str, Lifecycle] = {
     lifecycle.name: lifecycle
     for lifecycle in (
         Lifecycle("verified", (_REFERENCE, "first-sight"), ("fused", "verified")),
-        Lifecycle("unseen", (_REFERENCE, "first-sight"), (_REFERENCE, "first-sight"), calls=1),
+        Lifecycle("unseen", (_REFERENCE, "first-sight"), ("fused", "verified"), calls=1),
         Lifecycle("refused", (_REFERENCE, "first-sight"), (_REFERENCE, "refused"), stand_in=almost_right),
         Lifecycle(
             "verified-elsewhere",
@@ -173,6 +212,7 @@ LIFECYCLES: dict[str, Lifecycle] = {
             "out-of-memory",
             (_REFERENCE, "out-of-memory"),
             (_REFERENCE, "out-of-memory"),
+            looks=math.inf,
             stand_in=_raising(lambda: torch.OutOfMemoryError("out of memory, as this stand-in has to be")),
             foreign=False,
         ),
@@ -192,7 +232,32 @@ LIFECYCLES: dict[str, Lifecycle] = {
             before_declines=True,
             foreign=False,
         ),
-        Lifecycle("capacity", (_REFERENCE, "capacity"), (_REFERENCE, "capacity"), ready=_full, foreign=False),
+        Lifecycle(
+            "capacity",
+            (_REFERENCE, "capacity"),
+            (_REFERENCE, "capacity"),
+            ready=_full,
+            before_capturing=True,
+            foreign=False,
+        ),
+        Lifecycle(
+            "build-aborts",
+            (_REFERENCE, "no-kernel"),
+            (_REFERENCE, "no-kernel"),
+            stand_in=_aborting,
+            foreign=False,
+            expands=False,
+        ),
+        Lifecycle(
+            "recovers",
+            (_REFERENCE, "first-sight"),
+            ("fused", "verified"),
+            looks=2,
+            stand_in=_failing_once,
+            ready=_recovering,
+            foreign=False,
+            expands=False,
+        ),
     )
 }
-"""Every lifecycle by name. A build that aborts its process is tested where kernels are built."""
+"""Every lifecycle by name."""

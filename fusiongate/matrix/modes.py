@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -13,19 +12,13 @@ from unittest import mock
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fusiongate.matrix import tracing
+from fusiongate.matrix import streams, tracing
 from fusiongate.subjects import Subject
 
 __all__ = ["MODES", "Forced", "Mode"]
 
 Function = Callable[..., Any]
 Arguments = tuple[Any, ...]
-
-_THREADS = 4
-_REPEATS = 8
-
-# Clock cycles: about a millisecond, far longer than a launch takes.
-_SLEEP_CYCLES = 2_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +63,10 @@ class Mode:
     """Whether the reference is wrapped alike. Otherwise it is called plainly, and each result is held against it."""
     gate_calls: tuple[int, int, int] = (1, 1, 1)
     """How often each of the cell's three calls reaches the gate: a replay does not."""
+    captures: tuple[tuple[int, ...], ...] = ((), (), ())
+    """Which of those, counted from 0, are captured into a graph."""
     replays: tuple[int, int, int] = (0, 0, 0)
     """Which replay of its graph each of the three calls gives the result of, counted from 1; 0 where none."""
-    races: bool = False
-    """Whether the first call reaches the gate from several threads at once."""
     made_inside: bool = False
     """Whether the arguments have to be made inside the context."""
     launcher_fails: bool = False
@@ -82,6 +75,8 @@ class Mode:
     """Whether the results hold no values."""
     needs_gpu: bool = False
     """Whether the mode exists on GPUs only."""
+    expands: bool = True
+    """Whether a matrix has cells of it; one of the others takes a `Cell` that names it."""
 
     @property
     def traces_once(self) -> bool:
@@ -158,107 +153,6 @@ def _compiling(_device: torch.device) -> contextlib.AbstractContextManager[Any]:
     return mock.patch("torch.compiler.is_compiling", return_value=True)
 
 
-# Streams, graphs and threads ----------------------------------------------------------------------------------------
-
-
-def _captured_cold(function: Function, _device: torch.device) -> Function:  # only on a GPU: a CPU captures nothing
-    """Each call is captured and replayed; nothing has been called before."""
-
-    def called(*arguments: Any) -> torch.Tensor:
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            result: torch.Tensor = function(*arguments)
-        graph.replay()
-        return result.clone()
-
-    return called
-
-
-def _captured_warm(function: Function, _device: torch.device) -> Function:  # only on a GPU: a CPU captures nothing
-    """Called plainly, then captured and replayed, then replayed on changed inputs."""
-    static: list[Arguments] = []
-    graph = torch.cuda.CUDAGraph()
-    recorded: list[torch.Tensor] = []
-    calls = iter(range(3))
-
-    def called(*arguments: Any) -> torch.Tensor:
-        number = next(calls)
-        if number == 0:
-            result: torch.Tensor = function(*arguments)
-            return result
-        if number == 1:
-            static.append(arguments)
-            with torch.cuda.graph(graph):
-                recorded.append(function(*arguments))
-        else:
-            for old, new in zip(tensors_of(static[0]), tensors_of(arguments), strict=True):
-                old.copy_(new)
-        graph.replay()
-        return recorded[0].clone()
-
-    return called
-
-
-def _on_side_stream(function: Function, device: torch.device) -> Function:  # only on a GPU: a CPU has no streams
-    """On a stream of its own, behind a sleep and a late write of the first operand: nothing but stream order helps."""
-    stream = torch.cuda.Stream(device)
-    calls = iter(range(3))
-
-    def called(*arguments: Any) -> tuple[torch.Tensor, ...]:
-        first = tensors_of(arguments)[0]
-        values = first.clone()
-        results = []
-        for _ in range(1 if next(calls) == 0 else _REPEATS):
-            first.fill_(float("nan"))
-            stream.wait_stream(torch.cuda.current_stream(device))
-            with torch.cuda.stream(stream):
-                torch.cuda._sleep(_SLEEP_CYCLES)
-                first.copy_(values)
-                results.append(function(*arguments))
-            torch.cuda.current_stream(device).wait_stream(stream)
-        return tuple(results)
-
-    return called
-
-
-def _in_threads(cold: bool) -> Callable[[Function, torch.device], Function]:
-    """From several threads at once; on first sight too if ``cold``."""
-
-    def wrap(function: Function, _device: torch.device) -> Function:
-        calls = iter(range(3))
-
-        def called(*arguments: Any) -> tuple[torch.Tensor, ...]:
-            if next(calls) == 0 and not cold:
-                return (function(*arguments),)
-            return _at_once(function, arguments)
-
-        return called
-
-    return wrap
-
-
-def _at_once(function: Function, arguments: Arguments) -> tuple[torch.Tensor, ...]:
-    results: list[torch.Tensor] = []
-    errors: list[Exception] = []
-    barrier = threading.Barrier(_THREADS)
-
-    def call() -> None:
-        barrier.wait()
-        try:
-            results.append(function(*arguments))
-        except Exception as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=call) for _ in range(_THREADS)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[0]
-    return tuple(results)
-
-
 _COMPILING = Forced("compiling", counted=False)
 _TRACING = Forced("tracing")
 _AUTOGRAD = Forced("autograd")
@@ -283,17 +177,43 @@ MODES: dict[str, Mode] = {
         Mode("dispatch-mode", _TRACING, around=lambda _: _PassThrough()),
         Mode("meta", _TRACING, convert=tracing.to_meta, metadata_only=True),
         Mode("fake-tensor", _TRACING, convert=tracing.to_fake, metadata_only=True),
-        Mode("threads", wrap=_in_threads(cold=False), gate_calls=(1, _THREADS, _THREADS)),
-        Mode("threads-cold", wrap=_in_threads(cold=True), gate_calls=(_THREADS,) * 3, races=True),
+        Mode("threads", wrap=streams.in_threads(cold=False), gate_calls=(1, streams.THREADS, streams.THREADS)),
+        Mode("threads-cold", wrap=streams.in_threads(cold=True), gate_calls=(streams.THREADS,) * 3),
         Mode(
             "capture-cold",
             Forced("capturing", "after declines"),
-            wrap=_captured_cold,
+            wrap=streams.captured_cold,
+            captures=((0,),) * 3,
             replays=(1, 1, 1),
             needs_gpu=True,
         ),
-        Mode("capture-warm", wrap=_captured_warm, gate_calls=(1, 1, 0), replays=(0, 1, 2), needs_gpu=True),
-        Mode("side-stream", wrap=_on_side_stream, gate_calls=(1, _REPEATS, _REPEATS), needs_gpu=True),
+        Mode(
+            "capture-warm",
+            wrap=streams.captured_warm,
+            gate_calls=(1, 1, 0),
+            captures=((), (0,), ()),
+            replays=(0, 1, 2),
+            needs_gpu=True,
+        ),
+        Mode(
+            "capture-segments",
+            wrap=streams.captured_in_segments,
+            gate_calls=(3, 3, 3),
+            captures=((0, 2),) * 3,
+            needs_gpu=True,
+            expands=False,
+        ),
+        Mode(
+            "capture-beside",
+            wrap=streams.captured_beside,
+            gate_calls=(3, 3, 3),
+            captures=((0, 2),) * 3,
+            needs_gpu=True,
+            expands=False,
+        ),
+        Mode(
+            "side-stream", wrap=streams.on_side_stream, gate_calls=(1, streams.REPEATS, streams.REPEATS), needs_gpu=True
+        ),
     )
 }
 """Every mode by name."""

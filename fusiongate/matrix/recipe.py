@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,8 +51,8 @@ class Recipe:
     may_decline: str | None
     """The reason for which the cell is documented to be declined."""
 
-    def last_step(self, args: tuple[Any, ...], raised: Exception | None) -> Step:
-        """What the cell's last call has to do: the first of these that applies, as on the gate's own ladder.
+    def steps(self, args: tuple[Any, ...], raised: Exception | None) -> tuple[tuple[Step, ...], ...]:
+        """What the gate has to do at each of the cell's calls, as often as the mode reaches it there.
 
         Parameters
         ----------
@@ -61,9 +61,18 @@ class Recipe:
         raised
             What eager raises on them.
         """
-        forced = self.mode.forced
         if raised is not None:
-            return Step("raises", type(raised).__name__)
+            # The next call would only raise again.
+            return ((Step("raises", type(raised).__name__),),)
+        reached = self.mode.gate_calls[: self.lifecycle.calls]
+        whatever = self._before_any_verdict(args)
+        if whatever is not None:
+            return tuple((whatever,) * calls for calls in reached)
+        return tuple(self._through_the_lifecycle(reached))
+
+    def _before_any_verdict(self, args: tuple[Any, ...]) -> Step | None:
+        """What every call has to do, whatever the gate has been through: the first that applies, as on its ladder."""
+        forced = self.mode.forced
         if forced is not None and forced.rung == "before declines":
             return Step("reference", forced.reason)
         if self.layout_forces is not None:
@@ -76,14 +85,18 @@ class Recipe:
             declined = self.subject.declined(*args)
         except Exception:
             return Step("reference", "declines-raised")
-        if declined is not None:
-            return Step("reference", declined)
-        if forced is not None:
-            return Step("reference", forced.reason)
-        return Step(*self.lifecycle.later)
+        return None if declined is None else Step("reference", declined)
 
-    def step(self, last: Step, number: int) -> Step:
-        """What the call of that number has to do, from what the last one has to."""
-        if number == 0 and last == Step(*self.lifecycle.later):
-            return Step(*self.lifecycle.first)
-        return last
+    def _through_the_lifecycle(self, reached: Sequence[int]) -> Iterator[tuple[Step, ...]]:
+        lifecycle, looks = self.lifecycle, 0
+        for calls, captured in zip(reached, self.mode.captures, strict=False):
+            steps = []
+            for number in range(calls):
+                if looks >= lifecycle.looks or lifecycle.before_capturing:
+                    steps.append(Step(*lifecycle.later))
+                elif number in captured:
+                    steps.append(Step("reference", "capturing"))
+                else:
+                    looks += 1
+                    steps.append(Step(*lifecycle.first))
+            yield tuple(steps)
