@@ -1,6 +1,10 @@
-"""What nox's sessions install: the parts of the noxfile that decide something."""
+"""What nox's sessions install, and when they refuse: the parts of the noxfile that decide something."""
 
 import importlib.util
+import os
+import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -87,3 +91,138 @@ def test_timings_are_recorded_where_git_does_not_look() -> None:
 def test_lines_do_not_count_as_branches(noxfile: ModuleType) -> None:
     totals = {"covered_lines": 99, "num_statements": 100, "covered_branches": 3, "num_branches": 4}
     assert 75.0 == noxfile.branches_covered({"totals": totals})
+
+
+class Failed(Exception):
+    """What a session's `error` raises, which ends it."""
+
+
+class FakeSession:
+    """Keeps what a session runs and says, and answers each question about the machine alike."""
+
+    posargs: tuple[str, ...] = ()
+
+    def __init__(self, answer: str = "") -> None:
+        self.answer = answer
+        self.ran: list[tuple[str, ...]] = []
+        self.warned: list[str] = []
+
+    def run(self, *command: str, **_: object) -> str:
+        self.ran.append(command)
+        return self.answer
+
+    def install(self, *arguments: str) -> None:
+        pass
+
+    def warn(self, message: str) -> None:
+        self.warned.append(message)
+
+    def error(self, message: str) -> None:
+        raise Failed(message)
+
+
+def called(noxfile: ModuleType, session: str, fake: FakeSession) -> None:
+    function = getattr(noxfile, session)
+    # A session is registered as an object around its function.
+    getattr(function, "func", function)(fake)
+
+
+def test_the_gpu_session_without_a_gpu_is_one_line_and_fails(noxfile: ModuleType, tmp_path: Path) -> None:
+    """By nox itself, in the Python that runs the tests."""
+    if noxfile.SHARED_PACKAGES:
+        pytest.skip("not run: this machine has a GPU")
+    command = [sys.executable, "-m", "nox", "--noxfile", str(NOXFILE), "--envdir", str(tmp_path), "--no-venv"]
+    command += ["--session", "gpu"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, "NO_COLOR": "1"})
+    assert 0 != done.returncode
+    said = [line for line in (done.stdout + done.stderr).splitlines() if "GPU" in line]
+    assert [f"nox > Session gpu aborted: {noxfile.NO_GPU}."] == said
+    assert "Traceback" not in done.stderr
+    assert "pytest" not in done.stderr
+
+
+@pytest.mark.parametrize("shared", [[], ["--system-site-packages"]], ids=["no-driver", "torch-sees-none"])
+def test_the_gpu_session_runs_no_test_where_torch_sees_no_gpu(
+    noxfile: ModuleType, monkeypatch: pytest.MonkeyPatch, shared: list[str]
+) -> None:
+    monkeypatch.setattr(noxfile, "SHARED_PACKAGES", shared)
+    monkeypatch.setattr(sys, "prefix", sys.base_prefix)
+    fake = FakeSession("sees none")
+    with pytest.raises(Failed, match="no GPU that torch sees"):
+        called(noxfile, "gpu", fake)
+    assert "pytest" not in {command[0] for command in fake.ran}
+
+
+def test_the_gpu_session_requires_the_gpu_that_torch_sees(noxfile: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(noxfile, "SHARED_PACKAGES", ["--system-site-packages"])
+    fake = FakeSession("sees a GPU")
+    called(noxfile, "gpu", fake)
+    assert "pytest" == fake.ran[-1][0]
+    assert {"--fusiongate-device=cuda", "--fusiongate-require-fused"} <= set(fake.ran[-1])
+
+
+@pytest.mark.parametrize(
+    ("environment", "platform", "expected"),
+    [
+        ({}, "cpu-x86_64-avx512", "skip"),
+        ({"CI": "true"}, "cpu-x86_64-avx512", "fail"),
+        ({"CI": "true"}, "cpu-x86_64-avx2", "skip"),
+        ({"CI": "true"}, "cuda-sm_90", "fail"),
+        ({"CI": "true"}, "rocm-gfx942", "fail"),
+    ],
+)
+def test_unattended_runs_have_baselines_unless_nobody_has_recorded_their_cpu(
+    noxfile: ModuleType, environment: dict[str, str], platform: str, expected: str
+) -> None:
+    recorded = ["cpu", "cpu-x86_64-avx512", "cuda-sm_90"]
+    assert f"--fusiongate-missing={expected}" == noxfile.missing_baselines(environment, platform, recorded)
+
+
+def test_a_platform_without_snapshots_is_named(noxfile: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CI", "true")
+    fake = FakeSession("a library's greeting\ncpu-x86_64-unheard-of\n")
+    assert "--fusiongate-missing=skip" == noxfile._missing_baselines(fake)
+    assert ["no snapshots of cpu-x86_64-unheard-of: --fusiongate-missing=skip"] == fake.warned
+
+
+def test_actionlint_runs_where_it_is_installed(
+    noxfile: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "actionlint").touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    fake = FakeSession()
+    noxfile._actionlint(fake)
+    assert [("actionlint",)] == fake.ran
+
+
+def test_a_missing_actionlint_fails_on_github_only(
+    noxfile: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Also not where `CI` alone is set: there is no telling what such a machine may download."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("CI", "true")
+    monkeypatch.delenv("GITHUB_ACTIONS", raising=False)
+    fake = FakeSession()
+    noxfile._actionlint(fake)
+    assert [] == fake.ran
+    assert fake.warned[0].startswith("not run: actionlint")
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    with pytest.raises(Failed, match="actionlint is not installed"):
+        noxfile._actionlint(fake)
+
+
+def ci(name: str) -> str:
+    return (NOXFILE.parent / name).read_text(encoding="utf-8")
+
+
+def test_githubs_jobs_find_the_cpu_build_of_the_torch_that_is_pinned(noxfile: ModuleType) -> None:
+    """Of the same version pip takes the one with a local label, `+cpu`; without the pin PyPI's newest would win."""
+    (pinned,) = re.findall(r"^export FUSIONGATE_TORCH=(torch==[\d.]+)$", ci(".ci/run"), re.MULTILINE)
+    workflow = ci(".github/workflows/ci.yml")
+    assert f"PIP_EXTRA_INDEX_URL: {noxfile.CPU_INDEX}\n" in workflow
+    assert [pinned] == re.findall(r"FUSIONGATE_TORCH: (\S+)", workflow)
+
+
+def test_github_has_actionlint_before_anything_asks_for_it() -> None:
+    workflow = ci(".github/workflows/ci.yml")
+    assert 0 < workflow.index("sha256sum --check") < workflow.index('>> "$GITHUB_PATH"') < workflow.index(".ci/run\n")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import re
+import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +69,21 @@ def test_each_arm_is_a_row_of_pytest_benchmarks_table_and_json(timed: Project) -
     assert len(kernel["stats"]["data"]) == kernel["stats"]["rounds"] == kernel["extra_info"]["ratio"]["pairs"]
     assert kernel["stats"]["median"] == pytest.approx(kernel["extra_info"]["median_s"]["value"])
     assert kernel["extra_info"]["paths"]["fused verified"] > 0
+
+
+def test_the_histogram_is_a_picture_of_the_same_rows(timed: Project) -> None:
+    """Written by pytest-benchmark, out of what it takes for its own measurements."""
+    for module in ("pygal", "pygaljs"):
+        if importlib.util.find_spec(module) is None:
+            pytest.skip(f"not run: needs {module}, which pytest-benchmark[histogram] installs")
+    # In a process of its own: pygal leaves an import hook behind that Python warns of at every later import.
+    result = timed.run("--benchmark-histogram=chart", "-Wdefault", own_process=True)
+    result.assert_outcomes(passed=1)
+    (picture,) = timed.path.glob("*.svg")
+    drawn = ET.parse(picture).getroot()
+    assert "{http://www.w3.org/2000/svg}svg" == drawn.tag
+    words = " ".join(text for text in drawn.itertext())
+    assert all(ROW.format(arm) in words for arm in ARMS), words
 
 
 def test_the_ratio_stands_in_the_summary_and_the_rows_in_the_ledger(timed: Project) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from fusiongate.plugin.judgement import ended, shortened, unheld, unlaunched, unreported
 
 from .observing import cell
@@ -59,7 +61,11 @@ def test_long_lists_are_shortened_and_counted() -> None:
 
 def test_what_was_recorded_for_want_of_something_to_compare_with_is_a_complaint() -> None:
     table = {"file": "kept/cpu/paths/toy.json"}
-    cells = [{"not_compared": "no table", "table": table}, {"not_compared": "no table"}, {"table": table}]
+    cells: list[dict[str, Any]] = [
+        {"not_compared": "no table", "table": table},
+        {"not_compared": "no table"},
+        {"table": table},
+    ]
     assert unheld(cells, ["kept/one.json"]) == [
         (
             "--fusiongate-missing=record: 1 cell had no committed path; candidates are in kept/cpu/paths/toy.json: "
