@@ -185,8 +185,8 @@ def _trial(op: Fusion | Subject, args: tuple[Any, ...]) -> Iterator[_Trial]:
 def _copy(args: tuple[Any, ...], result: Any, device: torch.device, *, hot: bool) -> tuple[Arm, int]:
     """A kernel that reads and writes as many bytes as a call has to, and how many they are.
 
-    Torch's elementwise one and no memcpy: as a node of a graph, a memcpy of most sizes took half as long again on an
-    H200. The bytes are random, as activations are: a memory moves zeros with less power.
+    Torch's elementwise one and no memcpy: as a node of a graph, a memcpy can be slower than a kernel that copies as
+    much. The bytes are random, as activations are: a memory moves zeros with less power.
     """
     moved = bytes_moved(args, result)
     copies = 1 if hot else copies_needed(moved, cache_bytes(device))
