@@ -223,7 +223,7 @@ def _timing(payload: Mapping[str, Any]) -> RecordedRow:
                 "stats": {"data": row.seconds},
             }
         )
-    except (KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, AttributeError, OverflowError) as error:
         raise UsageError(f"{type(error).__name__}: {error}; record it again") from error
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,7 +85,7 @@ def read_run(path: Path) -> Run:
         machines = record["machine_info"][MACHINE_KEY]
         environments = [Environment.from_json(machine["environment"]) for machine in machines]
         rows = [recorded_row(bench) for bench in record["benchmarks"] if "fusiongate" in bench.get("extra_info", {})]
-    except (KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, AttributeError, OverflowError) as error:
         raise UsageError(
             f"{path}: holds no timings of fusiongate's: {type(error).__name__}: {error}; expected a file that a run "
             f"with device_benchmark has written by --benchmark-json"
@@ -105,7 +106,7 @@ def recorded_row(bench: Mapping[str, Any]) -> RecordedRow:
 
     Raises
     ------
-    KeyError, TypeError, AttributeError
+    KeyError, TypeError, AttributeError, OverflowError
         A field is missing, or something else than it should be.
     UsageError
         It is from another version, or its interval is none.
@@ -114,6 +115,9 @@ def recorded_row(bench: Mapping[str, Any]) -> RecordedRow:
     if info["fusiongate"] != SCHEMA:
         raise UsageError(f"{bench['name']}: schema {info['fusiongate']!r}, expected {SCHEMA}; record the run again")
     ratio = info["ratio"]
+    share = info.get("share_of_copy_bandwidth")
+    if share is not None and not isinstance(share, int | float):
+        raise TypeError(f"{share!r} is no share of the copy's bandwidth")
     row = RecordedRow(
         name=bench["name"],
         arm=bench["params"]["arm"],
@@ -121,24 +125,23 @@ def recorded_row(bench: Mapping[str, Any]) -> RecordedRow:
         median_s=_bounds(bench["name"], info["median_s"]),
         ratio=None if ratio is None else _bounds(bench["name"], ratio),
         case=bench["group"],
-        share=info.get("share_of_copy_bandwidth"),
+        share=None if share is None else float(share),
         sources=info.get("sources") or "",
         samples=tuple(bench["stats"].get("data", ())),
     )
     for word in (row.name, row.arm, row.reference, row.case, row.sources):
         if not isinstance(word, str):
             raise TypeError(f"{word!r} is no string")
-    if row.share is not None and not isinstance(row.share, int | float):
-        raise TypeError(f"{row.share!r} is no share of the copy's bandwidth")
     return row
 
 
 def _bounds(name: str, record: Mapping[str, Any]) -> Bounds:
     value, low, high = (record[key] for key in ("value", "low", "high"))
-    low, high = 0.0 if low is None else low, float("inf") if high is None else high
-    if not (0 <= low <= value <= high and 0 < value < float("inf")):
+    low, high = 0.0 if low is None else low, math.inf if high is None else high
+    if not (0 <= low <= value <= high and 0 < value < math.inf):
         raise UsageError(f"{name}: {value} in {low} to {high} is no interval of times; record the run again")
-    return Bounds(value, low, high)
+    # A number in JSON may be larger than any float.
+    return Bounds(float(value), float(low), float(high))
 
 
 def environment_differences(base: Sequence[Mapping[str, Any]], new: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -82,6 +82,8 @@ def test_a_last_row_that_is_cut_short_is_said(path: Path) -> None:
         (digest(calls=[]), "'calls' is of type list: expected dict"),
         (timing(median_s=None), "TypeError: "),
         (timing(share_of_copy_bandwidth="all"), "TypeError: 'all' is no share of the copy's bandwidth"),
+        (timing(share_of_copy_bandwidth=10**400), "OverflowError: int too large"),
+        (timing(ratio={"value": 10**400, "low": 0.3, "high": None}), "OverflowError: int too large"),
         (timing(reference=None), "TypeError: None is no string"),
         (timing(ratio={"value": 0.2, "low": 0.3, "high": 0.4}), "is no interval of times"),
         (("timing", "modulate", {"seconds": []}), "a timing row has the wrong fields"),
