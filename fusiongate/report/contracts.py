@@ -10,9 +10,10 @@ from fusiongate import _atomic
 from fusiongate.contracts import Ulp
 from fusiongate.errors import UsageError
 from fusiongate.fusions import Fusion
+from fusiongate.gates import Reason
 from fusiongate.kernels import FUSIONS
 
-__all__ = ["DOMAINS", "REASONS", "Domain", "page"]
+__all__ = ["DOMAINS", "GATE_REASONS", "REASONS", "Domain", "Explained", "page"]
 
 REASONS = {
     "alignment": "D is a multiple of 4, but four elements cannot be loaded at once: a pointer or a batch stride is odd",
@@ -31,6 +32,82 @@ REASONS = {
     "too-large": "more rows than a grid has blocks, or a longer row than eager's order is known for",
 }
 """Every reason that a shipped fusion declines with, and what it means."""
+
+
+@dataclass(frozen=True, slots=True)
+class Explained:
+    """A reason of the gate."""
+
+    happened: str
+    """What happened."""
+    remedy: str
+    """What a user can do."""
+
+
+GATE_REASONS = {
+    Reason.VERIFIED: Explained(
+        "the kernel was compared with the reference on this signature, kept its contract, and was launched",
+        "nothing; `Policy(recheck=Every(n))` compares it again later",
+    ),
+    Reason.FIRST_SIGHT: Explained(
+        "the signature was new: the kernel was compared, and the reference's result was returned",
+        "nothing; `fusiongate.warm_up(...)` has it done before a run that is timed or captured",
+    ),
+    Reason.RECHECK: Explained(
+        "a recheck was due: the verified kernel was compared again, and the reference's result was returned",
+        "nothing; look more seldom with a larger `Every(n)` or a smaller `Sampled(share)`",
+    ),
+    Reason.DISABLED: Explained(
+        "`FUSIONGATE_DISABLE=1` was set when the fusion was made",
+        "unset it, and start the process again",
+    ),
+    Reason.COMPILING: Explained(
+        "the call is inside `torch.compile`, which gets the reference's own expression; such calls are not counted",
+        'nothing; `Fusion(..., compile="op")` keeps the kernel, as an op that Inductor does not see through',
+    ),
+    Reason.TRACING: Explained(
+        "another tracer or transform was at work, or an argument was a fake, meta, sparse, nested or lazily negated "
+        "tensor, or a Tensor subclass",
+        "call with plain, dense tensors outside of `make_fx`, `torch.jit.trace`, `torch.func` and dispatch modes",
+    ),
+    Reason.AUTOGRAD: Explained(
+        "a gradient was needed: an argument, or something that the reference holds, requires one",
+        "run inference under `torch.no_grad()` or `torch.inference_mode()`",
+    ),
+    Reason.EMPTY: Explained("a tensor had no elements", "nothing: there is nothing to launch on"),
+    Reason.REFUSED: Explained(
+        "the kernel broke its contract on this signature, or raised when it was launched",
+        "read the one warning, or `op.gate.events`, for what differed and where, and report it; "
+        "`Policy(recover=After(...))` tries again",
+    ),
+    Reason.CAPTURING: Explained(
+        "the signature had no verdict, and a graph was being captured: nothing can be compared then, and the graph "
+        "keeps the reference",
+        "call `fusiongate.warm_up(...)` before capturing, and capture again",
+    ),
+    Reason.NO_KERNEL: Explained(
+        "the kernel could not be built or loaded, or its first load, in a process of its own, failed",
+        "run `fusiongate doctor`, and read `op.gate.events` for the compiler's message; then start the process again",
+    ),
+    Reason.OUT_OF_MEMORY: Explained(
+        "there was no memory for the comparison, or for the launch; it is tried again at the next call",
+        "call `fusiongate.warm_up(...)` while there is memory, before the model fills it",
+    ),
+    Reason.CAPACITY: Explained(
+        "the gate holds as many signatures as its policy allows, and this one is not among them",
+        "raise `Policy(capacity=...)`, or bucket the shapes with `Fusion(..., signature=...)`",
+    ),
+    Reason.DECLINES_RAISED: Explained(
+        "`declines` or `signature` raised, or what `signature` gave cannot be hashed",
+        "mend it: the warning has the exception",
+    ),
+    Reason.UNSUPPORTED_ARGUMENT: Explained(
+        "an argument is none of the things that a signature can hold: tensors, numbers, bools, strings, dtypes, devices, "
+        "memory formats and None",
+        "pass such arguments only, and let reference and kernel close over the rest",
+    ),
+}
+"""Every reason of the gate's own."""
 
 _OPERANDS = (
     "cpu",
@@ -162,6 +239,15 @@ reference, the eager chain; `op.explain(*args)` tells the reason and runs nothin
 
 The host build of an entry point, `.host`, is for machines without a GPU. It gives the same reasons but `cpu`, and the
 norms among them are held against an emulation of the GPU's order, which eager on a CPU does not have.
+
+## Why the gate chose a path
+
+`op.counters` counts each call under its path and one reason: one that the fusion declines with, or one of the gate's
+own, `fusiongate.Reason`. Only `verified` is the kernel's result; with every other reason it is the reference's.
+
+| reason | what happened | what you can do |
+|---|---|---|
+{chr(10).join(f"| `{reason}` | {told.happened} | {told.remedy} |" for reason, told in GATE_REASONS.items())}
 """
 
 

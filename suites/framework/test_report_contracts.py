@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 
 from fusiongate.fusions import Fusion
+from fusiongate.gates import Reason
 from fusiongate.kernels import FUSIONS, composite_rms_norms, predicates, rms_norms
-from fusiongate.report.contracts import DOMAINS, REASONS, page
+from fusiongate.report.contracts import DOMAINS, GATE_REASONS, REASONS, page
 
 PAGE = Path(__file__).parents[2] / "docs" / "contracts.md"
 BY_NAME = {op.name: op for op in FUSIONS}
@@ -175,6 +176,19 @@ def test_every_fusion_has_its_row() -> None:
     assert list(DOMAINS) == [op.name for op in FUSIONS]
     for op in FUSIONS:
         assert page().count(f"| `{op.name}` | CUDA, HIP, host | {op.contract}") == 1
+
+
+@pytest.mark.parametrize("reason", Reason)
+def test_every_reason_of_the_gate_has_its_row(reason: Reason) -> None:
+    told = GATE_REASONS[reason]
+    assert f"| `{reason.value}` | {told.happened} | {told.remedy} |" in page().splitlines()
+    assert told.happened
+    assert told.remedy
+
+
+def test_no_reason_of_a_predicate_is_one_of_the_gate() -> None:
+    """They are counted under the same key."""
+    assert not set(REASONS) & set(Reason)
 
 
 @pytest.mark.skipif(not PAGE.is_file(), reason="needs the source tree")
