@@ -10,6 +10,7 @@ from torch import Tensor
 from fusiongate.fusions import Fusion
 from fusiongate.sabotage.saboteurs import (
     SEEN,
+    SOON,
     Detector,
     Launcher,
     Saboteur,
@@ -17,14 +18,12 @@ from fusiongate.sabotage.saboteurs import (
     corrupted,
     declared,
     generic,
-    tensors,
+    later,
 )
-from fusiongate.sabotage.values import later
+from fusiongate.signatures import tensors_of
 
 __all__ = ["CONDUCT"]
 
-_SOON = 5
-"""The second launch after a first sight of three."""
 _SLEEP_CYCLES = 20_000_000
 """On a GPU's clock, some 10 ms: longer than everything that a comparison does before it reads the result."""
 
@@ -34,7 +33,7 @@ def _draw_a_number(_args: tuple[Any, ...], _result: Tensor) -> None:
 
 
 def _draw_a_number_on_the_device(args: tuple[Any, ...], _result: Tensor) -> None:
-    torch.rand(1, device=tensors(args)[0].device)
+    torch.rand(1, device=tensors_of(args)[0].device)
 
 
 def _raising(_fusion: Fusion) -> Launcher:
@@ -49,7 +48,7 @@ def _declining(fusion: Fusion) -> Fusion:
     spoilt = corrupted(fusion, fusion.fused)
 
     def declines(*args: Any) -> str | None:
-        if not all(tensor.is_contiguous() for tensor in tensors(args)):
+        if not all(tensor.is_contiguous() for tensor in tensors_of(args)):
             return "stride"
         return fusion.declines(*args)
 
@@ -68,13 +67,13 @@ def _on_another_stream(fusion: Fusion) -> Launcher:
     """Launches on a stream of its own, and returns before anything there has run."""
 
     def launch(*args: Any) -> Tensor:
-        stream = torch.cuda.Stream(tensors(args)[0].device)
-        buffer = torch.empty_like(tensors(args)[0])
+        stream = torch.cuda.Stream(tensors_of(args)[0].device)
+        buffer = torch.empty_like(tensors_of(args)[0])
         stream.wait_stream(torch.cuda.current_stream(buffer.device))
         with torch.cuda.stream(stream):
             torch.cuda._sleep(_SLEEP_CYCLES)
             buffer.copy_(fusion.fused(*args))
-        for tensor in (buffer, *tensors(args)):
+        for tensor in (buffer, *tensors_of(args)):
             # Or the allocator hands the memory on while that stream is still at work on it.
             tensor.record_stream(stream)
         return buffer
@@ -83,16 +82,16 @@ def _on_another_stream(fusion: Fusion) -> Launcher:
 
 
 def _leave_another_device(args: tuple[Any, ...], _result: Tensor) -> None:
-    device = tensors(args)[0].device
+    device = tensors_of(args)[0].device
     torch.cuda.set_device(((device.index or 0) + 1) % torch.cuda.device_count())
 
 
 def _leave_another_stream(args: tuple[Any, ...], _result: Tensor) -> None:
-    torch.cuda.set_stream(torch.cuda.Stream(tensors(args)[0].device))
+    torch.cuda.set_stream(torch.cuda.Stream(tensors_of(args)[0].device))
 
 
 def _fail_on_the_device(args: tuple[Any, ...], _result: Tensor) -> None:
-    device = tensors(args)[0].device
+    device = tensors_of(args)[0].device
     torch.zeros(1, device=device)[torch.tensor([7], device=device)]
 
 
@@ -127,8 +126,8 @@ CONDUCT: tuple[Saboteur, ...] = (
     ),
     generic(
         "raises-later",
-        f"the launch fails from launch {_SOON} on",
-        later(_SOON, _raising),
+        f"the launch fails from launch {SOON} on",
+        later(SOON, _raising),
         declared("too many resources", Detector.RECHECK, matrix="reference (refused)", timing="launches"),
     ),
     Saboteur(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,36 +11,29 @@ from torch import Tensor
 from fusiongate.digests import md5
 from fusiongate.fusions import Fusion
 from fusiongate.sabotage.saboteurs import (
+    LATE,
     SEEN,
+    SOON,
     Detector,
     Launcher,
     Saboteur,
-    Spoil,
     afterwards,
     corrupted,
     declared,
     generic,
-    tensors,
+    later,
+    on_result,
 )
-from fusiongate.sabotage.values import later
+from fusiongate.signatures import tensors_of
 
 __all__ = ["OUTPUTS"]
 
-_SOON = 5
-_LATE = 50
-
 _SAME_WIDTH = {torch.bfloat16: torch.float16, torch.float16: torch.bfloat16, torch.float32: torch.int32}
-
-Change = Callable[[Tensor], Any]
-
-
-def _on_result(change: Change) -> Spoil:
-    return lambda fusion: lambda *args: change(fusion.fused(*args))
 
 
 def _into_first_operand(fusion: Fusion) -> Launcher:
     def launch(*args: Any) -> Tensor:
-        first: Tensor = tensors(args)[0]
+        first: Tensor = tensors_of(args)[0]
         return first.copy_(fusion.fused(*args))
 
     return launch
@@ -51,7 +43,7 @@ def _first_operand_where_equal(fusion: Fusion) -> Launcher:
     """Hands its first operand back where the others leave it as it is."""
 
     def launch(*args: Any) -> Tensor:
-        first: Tensor = tensors(args)[0]
+        first: Tensor = tensors_of(args)[0]
         result: Tensor = fusion.fused(*args)
         return first if torch.equal(first, result) else result
 
@@ -71,7 +63,7 @@ def _static_buffer(fusion: Fusion) -> Launcher:
 
 def _past_the_end(args: tuple[Any, ...], _result: Tensor) -> None:
     """Writes one element after an operand, where the memory there belongs to the same allocation."""
-    tensor = tensors(args)[0]
+    tensor = tensors_of(args)[0]
     reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     after = tensor.storage_offset() + reach + 1
     if (after + 1) * tensor.element_size() <= tensor.untyped_storage().nbytes():
@@ -79,11 +71,11 @@ def _past_the_end(args: tuple[Any, ...], _result: Tensor) -> None:
 
 
 def _change_first(args: tuple[Any, ...], _result: Tensor) -> None:
-    tensors(args)[0].add_(1)
+    tensors_of(args)[0].add_(1)
 
 
 def _change_last(args: tuple[Any, ...], _result: Tensor) -> None:
-    tensors(args)[-1].add_(1)
+    tensors_of(args)[-1].add_(1)
 
 
 def _elsewhere(result: Tensor) -> Tensor:
@@ -96,11 +88,11 @@ def _sharing_a_cache(fusion: Fusion) -> Fusion:
 
     @functools.wraps(fusion.reference)
     def reference(*args: Any) -> Tensor:
-        cache[tuple(map(md5, tensors(args)))] = result = fusion.reference(*args)
+        cache[tuple(map(md5, tensors_of(args)))] = result = fusion.reference(*args)
         return result
 
     def launch(*args: Any) -> Tensor:
-        known = cache.get(tuple(map(md5, tensors(args))))
+        known = cache.get(tuple(map(md5, tensors_of(args))))
         return fusion.fused(*args) if known is None else known
 
     return corrupted(fusion, launch, reference=reference)
@@ -110,49 +102,49 @@ OUTPUTS: tuple[Saboteur, ...] = (
     generic(
         "nothing-returned",
         "the launcher forgets to return its output",
-        _on_result(lambda _: None),
+        on_result(lambda _: None),
         declared("returns nothing", *SEEN),
     ),
     generic(
         "another-dtype",
         "the result is fp32 whatever the operands are",
-        _on_result(lambda result: result.float()),
+        on_result(lambda result: result.float()),
         declared("dtype differs", *SEEN),
     ),
     generic(
         "dtype-mislabelled",
         "the result has the right bits under another dtype of the same width",
-        _on_result(lambda result: result.view(_SAME_WIDTH[result.dtype])),
+        on_result(lambda result: result.view(_SAME_WIDTH[result.dtype])),
         declared("dtype differs", *SEEN),
     ),
     generic(
         "dtype-mislabelled-later",
-        f"the result has the right bits under another dtype of the same width, from launch {_LATE} on",
-        later(_LATE, _on_result(lambda result: result.view(_SAME_WIDTH[result.dtype]))),
+        f"the result has the right bits under another dtype of the same width, from launch {LATE} on",
+        later(LATE, on_result(lambda result: result.view(_SAME_WIDTH[result.dtype]))),
         declared("a recheck found", Detector.RECHECK, timing="dtype differs"),
     ),
     generic(
         "another-shape",
         "the result has a dimension more",
-        _on_result(lambda result: result.unsqueeze(0)),
+        on_result(lambda result: result.unsqueeze(0)),
         declared("shape differs", *SEEN),
     ),
     generic(
         "other-strides",
         "the result lies in memory with its last two dimensions exchanged",
-        _on_result(lambda result: result.mT.contiguous().mT),
+        on_result(lambda result: result.mT.contiguous().mT),
         declared("strides", *SEEN),
     ),
     generic(
         "another-layout",
         "the result is sparse",
-        _on_result(lambda result: result.to_sparse()),
+        on_result(lambda result: result.to_sparse()),
         declared("layout differs", *SEEN),
     ),
     generic(
         "another-device",
         "the result lies on another device than the operands",
-        _on_result(_elsewhere),
+        on_result(_elsewhere),
         declared("device differs", *SEEN),
     ),
     generic(
@@ -182,14 +174,14 @@ OUTPUTS: tuple[Saboteur, ...] = (
     ),
     generic(
         "rows-changed-later",
-        f"the last operand holds other values afterwards, from launch {_SOON} on",
-        later(_SOON, afterwards(_change_last)),
+        f"the last operand holds other values afterwards, from launch {SOON} on",
+        later(SOON, afterwards(_change_last)),
         declared("changed an input", Detector.MATRIX),
     ),
     generic(
         "output-in-its-input-later",
-        f"the result lies in the first operand's memory, from launch {_SOON} on",
-        later(_SOON, _first_operand_where_equal),
+        f"the result lies in the first operand's memory, from launch {SOON} on",
+        later(SOON, _first_operand_where_equal),
         declared("shares memory with an input", Detector.MATRIX),
         cell="zeros",
     ),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal
@@ -13,7 +13,9 @@ from fusiongate.errors import UsageError
 from fusiongate.fusions import Fusion
 
 __all__ = [
+    "LATE",
     "SEEN",
+    "SOON",
     "Detector",
     "Launcher",
     "Saboteur",
@@ -22,12 +24,18 @@ __all__ = [
     "corrupted",
     "declared",
     "generic",
-    "tensors",
+    "later",
+    "on_result",
 ]
 
 Launcher = Callable[..., Any]
 Spoil = Callable[[Fusion], Launcher]
 """Gives a wrong launcher in the place of a fusion's."""
+
+SOON = 5
+"""The second launch after a first sight of three."""
+LATE = 50
+"""A launch that no first sight and no cell of the matrix gets to."""
 
 
 class Detector(StrEnum):
@@ -152,9 +160,9 @@ def generic(
     )
 
 
-def tensors(args: Sequence[Any]) -> list[Tensor]:
-    """The tensors among arguments."""
-    return [arg for arg in args if isinstance(arg, Tensor)]
+def on_result(change: Callable[[Tensor], Any]) -> Spoil:
+    """A right result, and something else returned that is made of it."""
+    return lambda fusion: lambda *args: change(fusion.fused(*args))
 
 
 def afterwards(disturb: Callable[[tuple[Any, ...], Tensor], None]) -> Spoil:
@@ -169,3 +177,20 @@ def afterwards(disturb: Callable[[tuple[Any, ...], Tensor], None]) -> Spoil:
         return launch
 
     return spoil
+
+
+def later(number: int, spoil: Spoil) -> Spoil:
+    """Wrong from the launch with this number on, counted from 1."""
+
+    def from_then_on(fusion: Fusion) -> Launcher:
+        wrong = spoil(fusion)
+        launches = 0
+
+        def launch(*args: Any) -> Any:
+            nonlocal launches
+            launches += 1
+            return wrong(*args) if launches >= number else fusion.fused(*args)
+
+        return launch
+
+    return from_then_on

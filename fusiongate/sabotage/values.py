@@ -11,19 +11,25 @@ from torch import Tensor
 from fusiongate.bits import integer_view
 from fusiongate.fusions import Fusion
 from fusiongate.sabotage.misreadings import each
-from fusiongate.sabotage.saboteurs import SEEN, Detector, Launcher, Saboteur, Spoil, declared, generic
+from fusiongate.sabotage.saboteurs import (
+    LATE,
+    SEEN,
+    SOON,
+    Detector,
+    Launcher,
+    Saboteur,
+    Spoil,
+    declared,
+    generic,
+    later,
+    on_result,
+)
 
-__all__ = ["VALUES", "later", "spoil_last", "wide_chain"]
+__all__ = ["VALUES", "spoil_last", "wide_chain"]
 
 _MANY_ROWS = 64
 _LARGE = 8.0
 _CACHE_LINE = 64
-_LATE = 50
-"""A launch that no first sight and no cell of the matrix gets to."""
-_SOON = 5
-"""The second launch after a first sight of three."""
-
-Change = Callable[[Tensor], Tensor]
 
 
 def floating(args: Sequence[Any]) -> list[Tensor]:
@@ -47,10 +53,6 @@ def spoil_last(result: Tensor) -> Tensor:
     return result
 
 
-def _on_result(change: Change) -> Spoil:
-    return lambda fusion: lambda *args: change(fusion.fused(*args))
-
-
 def _wide_when(condition: Callable[[Sequence[Any]], bool]) -> Spoil:
     """A kernel with a second path, which rounds nothing, for some operands."""
     return lambda fusion: lambda *args: wide_chain(fusion, args) if condition(args) else fusion.fused(*args)
@@ -65,23 +67,6 @@ def _wrong_when(condition: Callable[[Sequence[Any], Tensor], bool]) -> Spoil:
         return launch
 
     return spoil
-
-
-def later(number: int, spoil: Spoil) -> Spoil:
-    """Wrong from the launch with this number on, counted from 1."""
-
-    def from_then_on(fusion: Fusion) -> Launcher:
-        wrong = spoil(fusion)
-        launches = 0
-
-        def launch(*args: Any) -> Any:
-            nonlocal launches
-            launches += 1
-            return wrong(*args) if launches >= number else fusion.fused(*args)
-
-        return launch
-
-    return from_then_on
 
 
 def _is_large(args: Sequence[Any]) -> bool:
@@ -169,7 +154,7 @@ VALUES: tuple[Saboteur, ...] = (
     generic(
         "last-bit-off",
         "the last bit of the last element is wrong",
-        _on_result(spoil_last),
+        on_result(spoil_last),
         declared("1 of ", *SEEN),
     ),
     generic(
@@ -201,14 +186,14 @@ VALUES: tuple[Saboteur, ...] = (
     ),
     generic(
         "wrong-after-first-sight",
-        f"the last bit is wrong from launch {_SOON} on",
-        later(_SOON, _on_result(spoil_last)),
+        f"the last bit is wrong from launch {SOON} on",
+        later(SOON, on_result(spoil_last)),
         declared("1 of ", Detector.MATRIX, recheck="a recheck found", snapshot="differs", timing="wrong"),
     ),
     generic(
         "wrong-from-the-nth-call",
-        f"the last bit is wrong from launch {_LATE} on",
-        later(_LATE, _on_result(spoil_last)),
+        f"the last bit is wrong from launch {LATE} on",
+        later(LATE, on_result(spoil_last)),
         declared("a recheck found", Detector.RECHECK, snapshot="differs", timing="wrong"),
     ),
 )
