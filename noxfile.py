@@ -107,7 +107,7 @@ def _install(session: nox.Session, *groups: str) -> None:
 
 
 def _pytest(session: nox.Session, *arguments: str) -> None:
-    # Workers that each start a thread a core get into one another's way, and many small ops wait for one another then.
+    # Workers that each start a thread a core get into one another's way.
     threads = {"OMP_NUM_THREADS": "1"} if set(IN_PARALLEL) <= set(arguments) else {}
     session.run("pytest", *arguments, *session.posargs, env=threads)
 
