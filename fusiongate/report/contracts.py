@@ -102,8 +102,8 @@ GATE_REASONS = {
         "mend it: the warning has the exception",
     ),
     Reason.UNSUPPORTED_ARGUMENT: Explained(
-        "an argument is none of the things that a signature can hold: tensors, numbers, bools, strings, dtypes, devices, "
-        "memory formats and None",
+        "an argument is none of the things that a signature can hold: tensors, numbers, bools, strings, dtypes, "
+        "devices, memory formats and None",
         "pass such arguments only, and let reference and kernel close over the rest",
     ),
 }
