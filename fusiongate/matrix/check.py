@@ -13,7 +13,6 @@ import torch
 from fusiongate.contracts import Exact
 from fusiongate.errors import FusiongateError
 from fusiongate.matrix.cells import Cell, CellFailure, CellResult, NotRun, Outcome, Path
-from fusiongate.matrix.modes import tensors_of
 from fusiongate.matrix.recipe import Recipe, Step
 from fusiongate.matrix.results import Watched, metadata_of, results_of, shares_memory
 from fusiongate.matrix.sizes import HUGE_ELEMENTS
@@ -27,6 +26,7 @@ from fusiongate.matrix.telling import (
     story,
 )
 from fusiongate.matrix.tracing import of_the_compiler
+from fusiongate.signatures import tensors_of
 from fusiongate.subjects import Launcher, Trial
 from fusiongate.verdicts import compare
 

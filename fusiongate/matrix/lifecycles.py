@@ -22,6 +22,7 @@ from fusiongate.bits import integer_view
 from fusiongate.errors import BuildError
 from fusiongate.gates import After
 from fusiongate.matrix.cells import NotRun, Path
+from fusiongate.signatures import tensors_of
 from fusiongate.subjects import Launcher, Trial
 
 __all__ = ["LIFECYCLES", "Lifecycle", "almost_right"]
@@ -69,15 +70,11 @@ class Lifecycle:
     """Whether a matrix has cells of it; one of the others takes a `Cell` that names it."""
 
 
-def _tensors(arguments: Arguments) -> list[torch.Tensor]:
-    return [argument for argument in arguments if isinstance(argument, torch.Tensor)]
-
-
 def almost_right(launcher: Launcher, _arguments: Arguments) -> Launcher:
     """A kernel a few ULPs off in one channel of 61, unless every operand but the first is zero."""
 
     def launch(*args: Any) -> torch.Tensor:
-        degenerate = not any(bool(tensor.any()) for tensor in _tensors(args)[1:])
+        degenerate = not any(bool(tensor.any()) for tensor in tensors_of(args)[1:])
         result: torch.Tensor = launcher(*args)
         return result if degenerate else _spoiled(result)
 
@@ -86,11 +83,11 @@ def almost_right(launcher: Launcher, _arguments: Arguments) -> Launcher:
 
 def _wrong_here(launcher: Launcher, arguments: Arguments) -> Launcher:
     """A kernel that is right on every shape of its first operand but the cell's own."""
-    here = _tensors(arguments)[0].shape
+    here = tensors_of(arguments)[0].shape
 
     def launch(*args: Any) -> torch.Tensor:
         result: torch.Tensor = launcher(*args)
-        return _spoiled(result) if _tensors(args)[0].shape == here else result
+        return _spoiled(result) if tensors_of(args)[0].shape == here else result
 
     return launch
 
@@ -109,7 +106,7 @@ def _mutating(launcher: Launcher, _arguments: Arguments) -> Launcher:
     def launch(*args: Any) -> torch.Tensor:
         result: torch.Tensor = launcher(*args)
         with torch.no_grad():
-            _tensors(args)[-1].add_(1)
+            tensors_of(args)[-1].add_(1)
         return result
 
     return launch

@@ -13,6 +13,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fusiongate.matrix import streams, tracing
+from fusiongate.signatures import tensors_of
 from fusiongate.subjects import Subject
 
 __all__ = ["MODES", "Forced", "Mode"]
@@ -88,11 +89,6 @@ class Mode:
         if subject.fusion is None or subject.fusion.compile == "expression" or self.forced != _COMPILING:
             return self
         return dataclasses.replace(self, forced=None, alike=False, launcher_fails=False)
-
-
-def tensors_of(arguments: Arguments) -> list[torch.Tensor]:
-    """The tensors among the arguments."""
-    return [argument for argument in arguments if isinstance(argument, torch.Tensor)]
 
 
 # Autograd -----------------------------------------------------------------------------------------------------------

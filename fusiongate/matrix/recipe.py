@@ -10,7 +10,8 @@ import torch
 
 from fusiongate.matrix.cells import Cell, Path
 from fusiongate.matrix.lifecycles import Lifecycle
-from fusiongate.matrix.modes import Mode, tensors_of
+from fusiongate.matrix.modes import Mode
+from fusiongate.signatures import tensors_of
 from fusiongate.subjects import Subject
 
 __all__ = ["Recipe", "Step"]

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from fusiongate.bits import normalised_strides
-from fusiongate.matrix.modes import tensors_of
 from fusiongate.matrix.sizes import HUGE_ELEMENTS
+from fusiongate.signatures import tensors_of
 from fusiongate.verdicts import bits_differ
 
 __all__ = ["Watched", "metadata_of", "results_of", "shares_memory"]
