@@ -8,12 +8,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["Surroundings", "capturing", "device_of", "excuse", "is_out_of_memory", "is_poisoned"]
+__all__ = ["Surroundings", "capturing", "device_of", "excuse", "is_out_of_memory", "is_poisoned", "wait_for"]
 
 
 def device_of(args: Sequence[Any]) -> torch.device | None:
     """The device of the first tensor among a call's arguments."""
     return next((arg.device for arg in args if isinstance(arg, Tensor)), None)
+
+
+def wait_for(device: torch.device) -> None:
+    """Return once a device has done all that it was given so far."""
+    if device.type == "cuda":  # only on a GPU: a CPU has finished when it returns
+        torch.cuda.synchronize(device)
 
 
 def capturing(args: Sequence[Any]) -> bool:

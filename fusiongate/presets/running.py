@@ -17,6 +17,7 @@ from fusiongate.digests import digest
 from fusiongate.errors import UsageError
 from fusiongate.fusions import Fusion
 from fusiongate.platforms import environment
+from fusiongate.surroundings import wait_for
 
 from .records import ArmRecord, PresetRecord, TensorRecord
 from .registry import Arm, Preset, Run, Size, Steps
@@ -179,7 +180,7 @@ def run_arm(
         if step is None:
             break
         name, tensors = step
-        _finish(device)
+        wait_for(device)
         seconds += time.perf_counter() - started
         steps[name] = _digested(preset, name, tensors)
     sites = tuple(
@@ -193,11 +194,6 @@ def run_arm(
         for site in report.sites
     )
     return ArmRun(steps, seconds, sites)
-
-
-def _finish(device: torch.device) -> None:
-    if device.type == "cuda":  # only on a GPU: a CPU has finished when it returns
-        torch.cuda.synchronize(device)
 
 
 def _digested(preset: Preset, step: str, tensors: object) -> dict[str, TensorRecord]:

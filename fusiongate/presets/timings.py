@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,6 +13,7 @@ from torch import nn
 
 from fusiongate.errors import UsageError
 from fusiongate.fusions import Fusion
+from fusiongate.surroundings import wait_for
 from fusiongate.timing.intervals import median_interval
 from fusiongate.timing.pairing import Schedule, Settings, pair
 from fusiongate.timing.ratios import Ratio
@@ -56,11 +56,11 @@ class TimedArm:
             built=self.built,
             exits=exits,
         )
-        _wait(device)
+        wait_for(device)
         started = time.perf_counter()
         for _ in steps_of(preset, run):
             pass
-        _wait(device)
+        wait_for(device)
         return time.perf_counter() - started
 
 
@@ -68,11 +68,6 @@ def _compiled(model: nn.Module) -> nn.Module:
     # In place: what a preset asks of its model, its configuration say, is still there.
     model.compile()
     return model
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":  # only on a GPU: a CPU has finished when it returns
-        torch.cuda.synchronize(device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,12 +93,10 @@ class PresetTimes:
         """The times as pytest-benchmark keeps them, a row for each arm."""
         reference = next(iter(self.seconds))
         for arm, seconds in self.seconds.items():
-            interval = median_interval(seconds, _LEVEL)
-            ends = {"value": interval.value, "low": interval.low, "high": interval.high}
             ratio = self.ratios.get(arm)
             info = {
                 "fusiongate": SCHEMA,
-                "median_s": {name: end if math.isfinite(end) else None for name, end in ends.items()},
+                "median_s": median_interval(seconds, _LEVEL).to_json(),
                 "ratio": None if ratio is None else ratio.to_json(),
                 "reference": reference,
                 "sources": self.sources,
@@ -165,7 +158,7 @@ def time_preset(
     Raises
     ------
     UsageError
-        If the preset does not run there, or there are less than two arms.
+        If the preset does not run there, or there are fewer than two arms.
     """
     where = torch.device(device)
     settings = Settings(seconds=seconds, margin=0.005, precision=0.002)

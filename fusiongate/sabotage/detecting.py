@@ -18,6 +18,7 @@ from fusiongate.gates import Every, Policy, State
 from fusiongate.kernels import FUSIONS
 from fusiongate.matrix import ADALN, Cell, CellFailure, Matrix, PreparedCell, Selected
 from fusiongate.sabotage.saboteurs import Detector, Saboteur
+from fusiongate.surroundings import wait_for
 from fusiongate.timing.arms import Arm
 from fusiongate.timing.measuring import measure
 from fusiongate.timing.pairing import Settings
@@ -154,9 +155,8 @@ def _recheck(stage: Stage) -> tuple[bool, str]:
     args = stage.arguments()
     for _ in range(_STEPS):
         fusion(*args)
-        if stage.device.type == "cuda":
-            # A recheck reports when the device is done; 64 calls may be under way before the first is.
-            torch.cuda.synchronize(stage.device)
+        # A recheck reports when the device is done; 64 calls may be under way before the first is.
+        wait_for(stage.device)
         if fresh := [event for event in fusion.gate.events if event.kind == "refused"]:
             return True, str(fresh[0])
     return False, "\n".join(map(str, fusion.gate.events))

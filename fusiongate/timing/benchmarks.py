@@ -14,7 +14,6 @@ from fusiongate.errors import TimingError, UsageError
 from fusiongate.fusions import Fusion
 from fusiongate.subjects import Subject
 from fusiongate.timing.arms import Arm
-from fusiongate.timing.intervals import Interval
 from fusiongate.timing.measuring import Measurement, Timer, host_seconds, measure
 from fusiongate.timing.pairing import Settings
 from fusiongate.timing.ratios import Ratio
@@ -139,27 +138,19 @@ def benchmark(
         measurement = measure(chosen, args, settings=settings, timer=timer, hot=hot)
         host = {} if first.device.type == "cpu" else {arm.name: host_seconds(arm, args) for arm in chosen[:2]}
         counts = trial.counts()
-    shape = label or "x".join(map(str, first.shape))
+    shape, dtype = label or "x".join(map(str, first.shape)), str(first.dtype).removeprefix("torch.")
     sources = (op if isinstance(op, Subject) else Subject.of(op)).sources()
     paths = None if counts is None else {f"{path} {reason}": count for (path, reason), count in counts.items()}
-    rows = tuple(
-        TimedRow(
-            trial.name,
-            shape,
-            str(first.dtype).removeprefix("torch."),
-            name,
-            times.seconds,
-            times.calls,
-            {
-                **_info(measurement, name, copied),
-                "sources": sources,
-                "paths": paths if name == "kernel" else None,
-                "host_s": host.get(name),
-            },
-        )
-        for name, times in measurement.arms.items()
-    )
-    return Benchmark(rows, measurement.ratios["kernel"], measurement)
+    rows = []
+    for name, times in measurement.arms.items():
+        info = {
+            **_info(measurement, name, copied),
+            "sources": sources,
+            "paths": paths if name == "kernel" else None,
+            "host_s": host.get(name),
+        }
+        rows.append(TimedRow(trial.name, shape, dtype, name, times.seconds, times.calls, info))
+    return Benchmark(tuple(rows), measurement.ratios["kernel"], measurement)
 
 
 @contextlib.contextmanager
@@ -204,7 +195,7 @@ def _info(measurement: Measurement, name: str, copied: int) -> dict[str, Any]:
     ratio = measurement.ratios.get(name)
     return {
         "fusiongate": SCHEMA,
-        "median_s": _interval(times.median),
+        "median_s": times.median.to_json(),
         "ratio": None if ratio is None else ratio.to_json(),
         "reference": next(iter(measurement.arms)),
         "bytes_moved": moved,
@@ -218,8 +209,3 @@ def _info(measurement: Measurement, name: str, copied: int) -> dict[str, Any]:
         "notes": list(measurement.notes),
         "clocks": [reading.to_json() for reading in measurement.clocks],
     }
-
-
-def _interval(interval: Interval) -> dict[str, float | None]:
-    ends = {"value": interval.value, "low": interval.low, "high": interval.high}
-    return {name: value if abs(value) != float("inf") else None for name, value in ends.items()}

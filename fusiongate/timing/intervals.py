@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +29,10 @@ class Interval:
     def half_width(self) -> float:
         """Half the distance between the ends."""
         return (self.high - self.low) / 2
+
+    def to_json(self) -> dict[str, float | None]:
+        """The interval as an object of JSON's own types; an end that is unknown is null."""
+        return {name: end if math.isfinite(end) else None for name, end in asdict(self).items()}
 
 
 def signed_rank_interval(values: Sequence[float] | NDArray[np.float64], level: float) -> Interval:

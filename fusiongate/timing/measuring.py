@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten
 
 from fusiongate.errors import TimingError, UsageError
+from fusiongate.surroundings import wait_for
 from fusiongate.timing import rotation
 from fusiongate.timing.arms import Arm
 from fusiongate.timing.clocks import Clocks, clock_reader, disturbance
@@ -121,42 +122,30 @@ def measure(
     with torch.no_grad():
         moved = rotation.bytes_moved(args, arms[0].call(*args))
     copies = 1 if hot else rotation.copies_needed(moved, cache)
-    sets = rotation.rotation(args, copies)
-    counted = [arm.launches() if arm.launches is not None else 0 for arm in arms]
-    notes = []
-    if moved * copies < cache:
-        notes.append(f"not all cold: {copies} sets of inputs hold {moved * copies} bytes, and the caches {cache}")
+    before = _launches(arms)
     with torch.no_grad():
-        watch = _stopwatch(arms, sets, device, timer)
-        launched = [arm.launches() if arm.launches is not None else 0 for arm in arms]
-        made = list(watch.made)
-        paired, clocks, attempts, spoilt = _measured(watch, len(arms), settings, device, coin or random.Random())
-        for number, arm in enumerate(arms):
-            if arm.launches is not None:
-                _expect_launches(arm, arm.launches() - launched[number], watch.made[number] - made[number])
-            _check_outputs(watch, number, arm, arms[0])
-    launches = [
-        None if arm.launches is None else arm.launches() - before for arm, before in zip(arms, counted, strict=True)
-    ]
-    if spoilt:
-        notes.append(f"{spoilt}, in each of {attempts} attempts" if attempts > 1 else spoilt)
+        watch = _stopwatch(arms, rotation.rotation(args, copies), device, timer)
+        taken = _checked(watch, arms, settings, device, coin or random.Random())
+    launched = [after - start for start, after in zip(before, _launches(arms), strict=True)]
+    notes = [taken.note()] if taken.disturbance else []
+    if moved * copies < cache:
+        notes.insert(0, f"not all cold: {copies} sets of inputs hold {moved * copies} bytes, and the caches {cache}")
     if watch.host_bound:
         notes.append("the device waited for the host in some samples")
-    times = {
-        arm.name: _times(arm.name, paired, number, watch.calls[number], launches[number], settings)
-        for number, arm in enumerate(arms)
-    }
     return Measurement(
-        arms=times,
-        ratios={arms[number].name: ratio for number, ratio in paired.ratios.items()},
+        arms={
+            arm.name: _times(arm, taken.paired, number, watch.calls[number], launched[number], settings)
+            for number, arm in enumerate(arms)
+        },
+        ratios={arms[number].name: ratio for number, ratio in taken.paired.ratios.items()},
         timer=watch.kind,
         hot=hot,
         copies=copies,
         bytes_moved=moved,
-        attempts=attempts,
+        attempts=taken.number,
         notes=tuple(notes),
-        clocks=clocks,
-        elapsed_s=paired.elapsed_s,
+        clocks=taken.clocks,
+        elapsed_s=taken.paired.elapsed_s,
     )
 
 
@@ -169,12 +158,12 @@ def host_seconds(arm: Arm, args: tuple[Any, ...], *, batches: int = 15, calls: i
     medians = []
     with torch.no_grad():
         for _ in range(batches + 1):
-            _synchronize(device)
+            wait_for(device)
             started = time.perf_counter_ns()
             for _ in range(calls):
                 arm.call(*args)
             medians.append((time.perf_counter_ns() - started) * 1e-9 / calls)
-    _synchronize(device)
+    wait_for(device)
     return sorted(medians[1:])[batches // 2]
 
 
@@ -199,11 +188,6 @@ def device_of(args: tuple[Any, ...]) -> torch.device:
     if device.type not in ("cpu", "cuda"):
         raise UsageError(f"arguments on {device}: expected them on a CPU or on a GPU that torch calls cuda")
     return device
-
-
-def _synchronize(device: torch.device) -> None:
-    if device.type == "cuda":  # only on a GPU: a CPU has finished when it returns
-        torch.cuda.synchronize(device)
 
 
 def _stopwatch(arms: Sequence[Arm], sets: Sequence[tuple[Any, ...]], device: torch.device, timer: Timer) -> Stopwatch:
@@ -235,25 +219,51 @@ def _captured(  # only on a GPU: a CPU captures nothing
     stream: torch.cuda.Stream,
     seconds: Sequence[float],
 ) -> GraphStopwatch:
-    before = [arm.launches() if arm.launches is not None else 0 for arm in arms]
+    before = _launches(arms)
     watch = GraphStopwatch(arms, sets, device, stream, seconds)
-    for arm, start, calls in zip(arms, before, watch.calls, strict=True):
-        if arm.launches is not None:
-            _expect_launches(arm, arm.launches() - start, calls)
+    for arm, start, after, calls in zip(arms, before, _launches(arms), watch.calls, strict=True):
+        _expect_launches(arm, after - start, calls)
     return watch
 
 
+def _launches(arms: Sequence[Arm]) -> list[int]:
+    """What each arm has counted so far; 0 for one that counts nothing."""
+    return [0 if arm.launches is None else arm.launches() for arm in arms]
+
+
 def _expect_launches(arm: Arm, launches: int, calls: int) -> None:
-    if launches < calls:
+    if arm.launches is not None and launches < calls:
         raise TimingError(
             f"{arm.name}: {calls} calls made {launches} launches: expected one or more each; a timing without its "
             f"kernel is none: explain() tells what the gate says of these arguments"
         )
 
 
-def _measured(
-    watch: Stopwatch, arms: int, settings: Settings, device: torch.device, coin: random.Random
-) -> tuple[Paired, tuple[Clocks, ...], int, str | None]:
+@dataclass(frozen=True, slots=True)
+class _Attempt:
+    paired: Paired
+    clocks: tuple[Clocks, ...]
+    number: int
+    """Counted from 1."""
+    disturbance: str | None
+
+    def note(self) -> str:
+        return f"{self.disturbance}, in each of {self.number} attempts" if self.number > 1 else str(self.disturbance)
+
+
+def _checked(
+    watch: Stopwatch, arms: Sequence[Arm], settings: Settings, device: torch.device, coin: random.Random
+) -> _Attempt:
+    """Measure, then hold each arm to its launches and to its contract."""
+    launched, made = _launches(arms), list(watch.made)
+    taken = _measured(watch, len(arms), settings, device, coin)
+    for number, (arm, after) in enumerate(zip(arms, _launches(arms), strict=True)):
+        _expect_launches(arm, after - launched[number], watch.made[number] - made[number])
+        _check_outputs(watch, number, arm, arms[0])
+    return taken
+
+
+def _measured(watch: Stopwatch, arms: int, settings: Settings, device: torch.device, coin: random.Random) -> _Attempt:
     """Measure, and begin again where the device was disturbed, as often as the settings allow."""
     read = clock_reader(device)
     unit_s, sample_s = _warmed_up(watch, arms, coin)
@@ -280,7 +290,7 @@ def _measured(
         )
         spoilt = disturbance(readings)
         if spoilt is None or is_last:
-            return paired, tuple(readings), attempt, spoilt
+            return _Attempt(paired, tuple(readings), attempt, spoilt)
     raise AssertionError("unreachable: the last attempt returns")
 
 
@@ -310,6 +320,7 @@ def _check_outputs(watch: Stopwatch, number: int, arm: Arm, reference: Arm) -> N
             raise TimingError(f"{arm.name}: its output was wrong after it had been timed: {verdict}")
 
 
-def _times(name: str, paired: Paired, number: int, calls: int, launches: int | None, settings: Settings) -> ArmTimes:
+def _times(arm: Arm, paired: Paired, number: int, calls: int, launched: int, settings: Settings) -> ArmTimes:
     seconds = tuple(float(value) for value in paired.seconds[:, :, number].ravel())
-    return ArmTimes(name, seconds, median_interval(seconds, 1 - settings.confidence), calls, launches)
+    median = median_interval(seconds, 1 - settings.confidence)
+    return ArmTimes(arm.name, seconds, median, calls, None if arm.launches is None else launched)
