@@ -16,10 +16,12 @@ from torch import Tensor
 
 from fusiongate import fusions, kernels
 from fusiongate.fusions import Fusion
+from fusiongate.gates import Slot
 from fusiongate.matrix import CellFailure, CellResult, Matrix, NotRun, Selected, modes
 from fusiongate.matrix.expansion import axis_values
 from fusiongate.matrix.lifecycles import LIFECYCLES
 from fusiongate.matrix.modes import MODES
+from fusiongate.matrix.streams import THREADS
 
 CAPTURES = [name for name, mode in MODES.items() if any(mode.captures)]
 
@@ -143,10 +145,14 @@ def test_a_gate_that_looks_at_a_kernel_in_a_capture_is_red(mode: str, monkeypatc
 
 
 def test_a_second_first_sight_among_threads_is_red(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the gate's lock each thread would look for itself."""
-    monkeypatch.setattr(
-        Fusion, "_unverified", lambda self, slot, args: self._judge.first_sight(self._trial(), slot, args)[0]
-    )
+    """Without the gate's lock each thread would look for itself, where all get there before one has a verdict."""
+    everyone = threading.Barrier(THREADS)
+
+    def without_lock(op: Fusion, slot: Slot, args: tuple[Any, ...]) -> Tensor:
+        everyone.wait(timeout=60)
+        return op._judge.first_sight(op._trial(), slot, args)[0]
+
+    monkeypatch.setattr(Fusion, "_unverified", without_lock)
     with pytest.raises(CellFailure, match=r"expected: 3 × fused \(verified\), 1 × reference \(first-sight\)"):
         checked(modulate(), "threads-cold", "verified")
 
