@@ -56,9 +56,11 @@ def is_poisoned(args: Sequence[Any]) -> bool:
         # Each of these raises on a device that has gone, the first one too.
         if capturing(args):
             return False  # A capture forbids to ask: waiting for the device would break it.
-        torch.cuda.synchronize(device)
+        # Its own stream only: to wait for all of the device would break a capture that another thread has open.
+        stream = torch.cuda.current_stream(device)
+        stream.synchronize()
         torch.empty(1, device=device).zero_()
-        torch.cuda.synchronize(device)
+        stream.synchronize()
     except RuntimeError as error:
         return excuse(error) is None
     return False

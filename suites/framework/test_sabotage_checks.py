@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -219,13 +220,13 @@ def test_without_alignment_in_the_signature_one_verdict_is_taken_for_another(mon
 def test_without_a_look_at_the_device_its_loss_is_one_more_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
     """Simulated: operands on the CPU pass for ones on a GPU, which answers no more once the launch has failed."""
 
-    def no_answer(device: Any) -> None:
+    def no_answer() -> None:
         raise RuntimeError("an illegal memory access was encountered")
 
     monkeypatch.setattr(surroundings, "device_of", lambda args: torch.device("cuda:0"))
     monkeypatch.setattr("fusiongate.fusions.capturing", lambda args: False)
     monkeypatch.setattr(surroundings, "capturing", lambda args: False)
-    monkeypatch.setattr(torch.cuda, "synchronize", no_answer)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(synchronize=no_answer))
     fatal, args = saboteur("raises-asynchronously"), normal(*LARGE)
     with pytest.raises(PoisonedDevice, match="device context is unusable"):
         fatal.apply(right())(*args)

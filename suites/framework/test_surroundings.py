@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -80,13 +82,13 @@ def test_a_device_that_does_not_answer_is_poisoned(
 ) -> None:
     """Simulated: the device is a meta tensor that says it is on a GPU."""
 
-    def synchronize(device: object) -> None:
+    def synchronize() -> None:
         if raises is not None:
             raise raises
 
     monkeypatch.setattr("fusiongate.surroundings.device_of", lambda args: torch.device("cuda:0"))
     monkeypatch.setattr("fusiongate.surroundings.capturing", lambda args: False)
-    monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(synchronize=synchronize))
     monkeypatch.setattr(torch, "empty", lambda *args, **options: torch.zeros(1))
 
     assert poisoned == is_poisoned((torch.zeros(1),))
@@ -96,7 +98,7 @@ def test_a_capture_is_not_asked_for_its_health(monkeypatch: pytest.MonkeyPatch) 
     """Waiting for the device would break it."""
     monkeypatch.setattr("fusiongate.surroundings.device_of", lambda args: torch.device("cuda:0"))
     monkeypatch.setattr("fusiongate.surroundings.capturing", lambda args: True)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: pytest.fail("asked"))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: pytest.fail("asked"))
 
     assert not is_poisoned((torch.zeros(1),))
 
