@@ -67,6 +67,7 @@ def _of_switches() -> Iterator[str]:
         ("pynvml", "nvidia", "clocks and throttling of NVIDIA GPUs"),
         ("amdsmi", "amd", "clocks and throttling of AMD GPUs"),
         ("diffusers", "models", "the real models"),
+        ("av", "video", "films and sound that presets write"),
     ):
         if importlib.util.find_spec(module) is not None:
             yield f"extra {extra}: installed"
