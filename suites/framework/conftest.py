@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from filelock import FileLock
@@ -23,6 +25,37 @@ def modules() -> Iterator[Modules]:
 def project(modules: Modules, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Project:
     """An empty downstream project."""
     return Project(pytester, monkeypatch, modules)
+
+
+@pytest.fixture
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A cache of builds in the test's own folder, and a process that has loaded nothing."""
+    from fusiongate.build import forget
+    from fusiongate.build.cache import CACHE_VARIABLE
+
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
+    forget()
+    yield
+    forget()
+
+
+@pytest.fixture
+def fresh_compiler() -> Iterator[None]:
+    """A compiler that has compiled nothing."""
+    import torch
+
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.fixture
+def quiet_gates() -> Iterator[None]:
+    """Gates that refuse on purpose, and need not say so."""
+    logger = logging.getLogger("fusiongate")
+    logger.setLevel(logging.CRITICAL)
+    yield
+    logger.setLevel(logging.NOTSET)
 
 
 @pytest.fixture(scope="session")

@@ -10,8 +10,21 @@ import torch
 from torch import Tensor
 
 from fusiongate.fusions import Fusion
+from fusiongate.gates import State
 
-__all__ = ["FAULTS", "Fault", "chain", "fresh_rows", "fusion", "right", "rows", "same_bits"]
+__all__ = [
+    "FAULTS",
+    "Fault",
+    "chain",
+    "fresh_rows",
+    "fusion",
+    "right",
+    "rows",
+    "same_bits",
+    "state_of",
+    "strict",
+    "wrong_at_two",
+]
 
 Rows = tuple[Tensor, Tensor, Tensor]
 
@@ -25,6 +38,17 @@ def right(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
     """A kernel without a fault, told apart from the reference by its allocation."""
     out = torch.empty_like(x)
     return torch.add(torch.mul(x, 1 + scale), shift, out=out)
+
+
+def wrong_at_two(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+    """A kernel that is wrong on a batch of two, and on no other."""
+    out = right(x, scale, shift)
+    return out + 1 if x.shape[0] == 2 else out
+
+
+def strict(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+    """The chain, which raises where scale is a number."""
+    return x * (1 + scale.view(x.shape[0], 1, -1)) + shift
 
 
 def rows(
@@ -45,6 +69,13 @@ def fresh_rows(count: int, **options: Any) -> list[Rows]:
 def fusion(fused: Callable[..., Any] = right, *, reference: Callable[..., Any] = chain, **options: Any) -> Fusion:
     """A fusion of the chain."""
     return Fusion("planted", reference=reference, fused=fused, **options)
+
+
+def state_of(op: Fusion, *args: Any) -> State:
+    """What the gate knows of these arguments' signature; of those of `rows()` where none are given."""
+    signature = op.explain(*(args or rows())).signature
+    assert signature is not None
+    return op.gate.state(signature)
 
 
 def same_bits(actual: Tensor, expected: Tensor) -> bool:

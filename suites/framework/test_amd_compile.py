@@ -8,21 +8,17 @@ from pathlib import Path
 import pytest
 
 from fusiongate.build import Source, Target
-from fusiongate.build.cache import CACHE_VARIABLE
 from fusiongate.build.device_code import Clang, compile_device_code, find_clang
 from fusiongate.errors import BuildError, NoCompiler
 
 from . import amd_compile
 from .tiny_sources import TINY, write_tiny
 
+pytestmark = pytest.mark.usefixtures("own_cache")
+
 MI300 = Target("hip", "gfx942")
 MULTIPLY_ADD = "__global__ void MultiplyAdd(float* p) { p[0] = p[1] * p[2] + p[3]; }\n"
 CONTRACTED = re.compile(r"v_(pk_)?fm(a|ac)_f32")
-
-
-@pytest.fixture(autouse=True)
-def _own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
 
 
 @pytest.fixture

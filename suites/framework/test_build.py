@@ -10,7 +10,6 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -32,15 +31,9 @@ from fusiongate.errors import BuildError, ProbeFailed
 
 from .tiny_sources import TINY, write_tiny
 
+pytestmark = pytest.mark.usefixtures("own_cache")
+
 HOST = Target.host()
-
-
-@pytest.fixture(autouse=True)
-def _fresh_process_state(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
-    forget()
-    yield
-    forget()
 
 
 @pytest.fixture(scope="session")

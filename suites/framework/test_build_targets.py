@@ -22,7 +22,6 @@ from fusiongate.build import (
     prebuild,
     source_hash,
 )
-from fusiongate.build.cache import CACHE_VARIABLE
 from fusiongate.build.compilers import find_compiler
 from fusiongate.build.diagnosis import diagnose
 from fusiongate.build.probing import machine_identity
@@ -30,12 +29,9 @@ from fusiongate.errors import NoCompiler, ProbeFailed, UsageError
 
 from .tiny_sources import TINY, write_tiny
 
+pytestmark = pytest.mark.usefixtures("own_cache")
+
 HOST = Target.host()
-
-
-@pytest.fixture(autouse=True)
-def _own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
 
 
 def test_key_follows_contents_and_not_places(tmp_path: Path) -> None:

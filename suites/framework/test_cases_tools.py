@@ -19,8 +19,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fusiongate.build import Source, Target, forget, library
-from fusiongate.build.cache import CACHE_VARIABLE
+from fusiongate.build import Source, Target, library
 from fusiongate.fusions import Fusion
 from fusiongate.matrix import CellFailure, Matrix, Selected
 from fusiongate.matrix.modes import MODES
@@ -43,14 +42,6 @@ def test_every_report_has_a_test_by_its_number() -> None:
 
 
 # 8: a build that kills its process ------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
-    forget()
-    yield
-    forget()
 
 
 def dying_compiler(folder: Path, signal: str) -> Path:

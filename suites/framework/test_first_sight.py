@@ -15,13 +15,7 @@ from fusiongate import Exact, Ulp
 from fusiongate.errors import BuildError
 from fusiongate.gates import State
 
-from .planted import FAULTS, Fault, chain, fusion, right, rows, same_bits
-
-
-def state_of(op: fusiongate.Fusion, *args: Any) -> State:
-    signature = op.explain(*args).signature
-    assert signature is not None
-    return op.gate.state(signature)
+from .planted import FAULTS, Fault, chain, fusion, right, rows, same_bits, state_of, wrong_at_two
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
@@ -115,10 +109,6 @@ def test_one_nan_in_x_does_not_refuse_a_right_kernel() -> None:
 
 
 def test_a_kernel_that_goes_wrong_at_a_batch_of_two_is_refused_there() -> None:
-    def wrong_at_two(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
-        out = right(x, scale, shift)
-        return out + 1 if x.shape[0] == 2 else out
-
     op = fusion(wrong_at_two)
     for batch in (1, 2, 3):
         for _ in range(2):

@@ -17,15 +17,9 @@ from fusiongate.errors import FallbackError, UsageError
 from fusiongate.fusions import Fusion, require_fused, warm_up
 from fusiongate.gates import Decision, Policy, State
 
-from .planted import FAULTS, chain, fresh_rows, fusion, right, rows, same_bits
+from .planted import FAULTS, chain, fresh_rows, fusion, right, rows, same_bits, state_of
 
 WRONG = FAULTS[3].fused
-
-
-def state_of(op: Fusion, *args: Any) -> State:
-    signature = op.explain(*args).signature
-    assert signature is not None
-    return op.gate.state(signature)
 
 
 class Switched:

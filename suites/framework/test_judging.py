@@ -14,7 +14,7 @@ from fusiongate.errors import FallbackError, PoisonedDevice
 from fusiongate.fusions import Fusion, require_fused
 from fusiongate.gates import After, Every, Gate, Policy, Sampled, State
 
-from .planted import FAULTS, chain, fresh_rows, fusion, right, rows, same_bits
+from .planted import FAULTS, chain, fresh_rows, fusion, right, rows, same_bits, state_of, wrong_at_two
 
 WRONG = next(fault.fused for fault in FAULTS if fault.name == "one-element")
 
@@ -27,12 +27,6 @@ class Turning:
 
     def __call__(self, *args: Tensor) -> Tensor:
         return self.kernel(*args)
-
-
-def state_of(op: Fusion) -> State:
-    signature = op.explain(*rows()).signature
-    assert signature is not None
-    return op.gate.state(signature)
 
 
 def verified(policy: Policy) -> tuple[Fusion, Turning]:
@@ -211,11 +205,6 @@ def test_a_refused_kernel_gets_another_chance_after_some_time() -> None:
 
 def test_scope_process_refuses_every_signature(caplog: pytest.LogCaptureFixture) -> None:
     """As a hand-written gate does that switches itself off for good."""
-
-    def wrong_at_two(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
-        out = right(x, scale, shift)
-        return out + 1 if x.shape[0] == 2 else out
-
     op = fusion(wrong_at_two, policy=Policy(scope="process"))
     for batch in (1, 1, 2, 1, 3):
         assert same_bits(op(*rows(batch)), chain(*rows(batch)))

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,6 +13,10 @@ from fusiongate.contracts import Ulp
 from fusiongate.fusions import Fusion
 from fusiongate.matrix import Cell, CellFailure, CellResult, Matrix, NotRun, Selected
 from fusiongate.subjects import ADALN, Subject
+
+from .planted import strict
+
+pytestmark = pytest.mark.usefixtures("quiet_gates")
 
 HOST = Selected("host")
 
@@ -64,14 +67,6 @@ def check(cell_id: str, subject: Fusion | Subject | None = None, **options: Any)
     return matrix.prepare(cell(matrix, cell_id), HOST).check()
 
 
-@pytest.fixture(autouse=True)
-def quiet_gates() -> Iterator[None]:
-    """The gates refuse on purpose here, and say so."""
-    logging.getLogger("fusiongate").setLevel(logging.CRITICAL)
-    yield
-    logging.getLogger("fusiongate").setLevel(logging.NOTSET)
-
-
 SMALL = [cell for cell in Matrix(fusion()).cells() if cell.mode != "compile" and cell.size in ("B2S33D512", "B2S1D512")]
 
 
@@ -115,11 +110,6 @@ def test_the_three_calls_see_different_data_at_one_alignment() -> None:
     first, second, third = (next(arg for arg in args) for args in (seen[-5], seen[-3], seen[-1]))
     assert not torch.equal(first, second)
     assert not torch.equal(second, third)
-
-
-def strict(x: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
-    """Raises where scale is a number."""
-    return x * (1 + scale.view(x.shape[0], 1, -1)) + shift
 
 
 def test_where_eager_raises_the_cell_raises_alike() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import logging
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -22,6 +21,8 @@ from fusiongate.matrix.expansion import axis_values
 from fusiongate.matrix.lifecycles import LIFECYCLES
 from fusiongate.matrix.modes import MODES
 from fusiongate.matrix.streams import THREADS
+
+pytestmark = pytest.mark.usefixtures("quiet_gates")
 
 CAPTURES = [name for name, mode in MODES.items() if any(mode.captures)]
 
@@ -73,14 +74,6 @@ def captures(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fusions, "capturing", lambda args: SimulatedGraph.current() is not None)
     for name in CAPTURES:
         monkeypatch.setitem(modes.MODES, name, dataclasses.replace(MODES[name], needs_gpu=False))
-
-
-@pytest.fixture(autouse=True)
-def quiet_gates() -> Iterator[None]:
-    """The gates refuse on purpose here, and say so."""
-    logging.getLogger("fusiongate").setLevel(logging.CRITICAL)
-    yield
-    logging.getLogger("fusiongate").setLevel(logging.NOTSET)
 
 
 def checked(op: Fusion, mode: str, lifecycle: str) -> CellResult:

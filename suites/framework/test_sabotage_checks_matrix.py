@@ -15,6 +15,7 @@ from fusiongate.matrix.results import Watched
 from fusiongate.sabotage import saboteur
 from fusiongate.subjects import Subject
 
+from .planted import strict
 from .removals import Needed, modulate, nothing, nothing_found, reordered, right
 
 MATRIX = [
@@ -77,11 +78,6 @@ def test_the_matrix_compares_the_witness_too(monkeypatch: pytest.MonkeyPatch) ->
     assert not green()
     monkeypatch.setattr(check.PreparedCell, "_check_witness", lambda self: None)
     assert green()
-
-
-def strict(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
-    """Raises where scale is a number."""
-    return x * (1 + scale.view(x.shape[0], 1, -1)) + shift
 
 
 def test_without_a_look_at_errors_a_cell_may_raise_what_it_likes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -20,7 +20,10 @@ from .allocations import Allocations
 from .planted import FAULTS, chain, fusion, right, rows, same_bits
 
 # Inductor and forward mode load torch's own uses of it.
-pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+pytestmark = [
+    pytest.mark.usefixtures("fresh_compiler"),
+    pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning"),
+]
 
 WRONG = FAULTS[3].fused
 
@@ -38,13 +41,6 @@ class Block(nn.Module):
 
 def eager(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
     return chain(x + x, scale, shift) * 2
-
-
-@pytest.fixture(autouse=True)
-def fresh_compiler() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 def never(*args: Any) -> Tensor:

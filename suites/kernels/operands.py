@@ -9,7 +9,7 @@ from torch import Tensor
 
 import fusiongate as fg
 
-__all__ = ["DTYPES", "EPS", "HOSTS", "arguments", "operands", "same_bits"]
+__all__ = ["DTYPES", "EPS", "HOSTS", "arguments", "keeps_contract", "operands", "refill", "same_bits"]
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 EPS = 1e-6
@@ -44,3 +44,15 @@ def arguments(op: fg.Fusion, rows: Rows, eps: float = EPS) -> tuple[Any, ...]:
 def same_bits(actual: Tensor, expected: Tensor) -> bool:
     """Whether two tensors are the same in dtype, shape and bits, NaN by position."""
     return bool(fg.compare(actual, expected))
+
+
+def keeps_contract(op: fg.Fusion, result: Tensor, args: tuple[Any, ...]) -> bool:
+    """Whether a result is what the fusion's contract makes of its reference's on these arguments."""
+    return bool(fg.compare(result, op.reference(*args), op.contract, op.reference, args))
+
+
+def refill(args: tuple[Any, ...], others: tuple[Any, ...]) -> None:
+    """Give the tensors among some arguments the values of those among others, where they lie."""
+    for live, other in zip(args, others, strict=True):
+        if isinstance(live, Tensor):
+            live.copy_(other)

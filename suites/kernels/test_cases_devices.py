@@ -15,7 +15,7 @@ import fusiongate as fg
 from fusiongate.sabotage import Detector, Stage, looked_at
 
 from ..framework.planted import chain, right
-from .operands import HOSTS, arguments, operands, same_bits
+from .operands import HOSTS, arguments, keeps_contract, operands, refill, same_bits
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="not run: needs a GPU")
 needs_two = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="not run: needs a second GPU")
@@ -29,16 +29,6 @@ def for_device(op: fg.Fusion, device: str) -> fg.Fusion:
         return op
     assert op.host is not None
     return op.host
-
-
-def keeps_contract(op: fg.Fusion, result: Tensor, args: tuple[Any, ...]) -> bool:
-    return bool(fg.compare(result, op.reference(*args), op.contract, op.reference, args))
-
-
-def refill(args: tuple[Any, ...], others: tuple[Any, ...]) -> None:
-    for live, other in zip(args, others, strict=True):
-        if isinstance(live, Tensor):
-            live.copy_(other)
 
 
 # 10: a cold gate while a graph is captured ----------------------------------------------------------------------------

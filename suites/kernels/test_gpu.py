@@ -18,7 +18,7 @@ from torch import Tensor
 
 import fusiongate as fg
 
-from .operands import DTYPES, EPS, arguments, operands, same_bits
+from .operands import DTYPES, EPS, arguments, keeps_contract, operands, refill, same_bits
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="not run: needs a GPU")
 
@@ -36,16 +36,6 @@ def kernel(request: pytest.FixtureRequest) -> Iterator[fg.Fusion]:
 
 def on_gpu(op: fg.Fusion, seed: int = 0, dtype: torch.dtype = torch.bfloat16, device: str = "cuda") -> tuple[Any, ...]:
     return arguments(op, operands(*SHAPE, dtype, seed=seed, device=device))
-
-
-def keeps_contract(op: fg.Fusion, result: Tensor, args: tuple[Any, ...]) -> bool:
-    return bool(fg.compare(result, op.reference(*args), op.contract, op.reference, args))
-
-
-def refill(args: tuple[Any, ...], others: tuple[Any, ...]) -> None:
-    for live, other in zip(args, others, strict=True):
-        if isinstance(live, Tensor):
-            live.copy_(other)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

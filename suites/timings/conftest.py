@@ -10,7 +10,7 @@ import pytest
 
 from fusiongate.timing.revisions import kernels_at
 
-__all__ = ["base_kernels"]
+__all__ = ["base_kernels", "not_beside_a_revision"]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -20,6 +20,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="REV",
         help="measure today's kernels beside those of this git revision, in pairs, instead of beside their references",
     )
+
+
+@pytest.fixture
+def not_beside_a_revision(pytestconfig: pytest.Config) -> None:
+    """Skip what is held against no revision in a run that measures against one."""
+    if pytestconfig.getoption("--against", default=None):
+        pytest.skip("not run: --against measures revisions beside each other")
 
 
 @pytest.fixture(scope="session")

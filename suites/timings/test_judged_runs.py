@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
+pytestmark = pytest.mark.usefixtures("not_beside_a_revision")
+
 PROJECT = '''\
 """A kernel that takes as long as it is told, beside a reference of 200 µs."""
 
@@ -35,12 +37,6 @@ def test_kernel(device_benchmark, fusion_device):
     x = torch.randn(2, 8, 64, device=fusion_device)
     device_benchmark(op, x, seconds=0.5, margin=float(os.environ["MARGIN"]), precision=None)
 '''
-
-
-@pytest.fixture(autouse=True)
-def _not_beside_a_revision(pytestconfig: pytest.Config) -> None:
-    if pytestconfig.getoption("--against", default=None):
-        pytest.skip("not run: --against measures revisions beside each other")
 
 
 @pytest.fixture

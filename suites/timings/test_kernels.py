@@ -14,14 +14,10 @@ import torch
 
 from .cases import CASES, KERNELS, operands
 
+pytestmark = pytest.mark.usefixtures("not_beside_a_revision")
+
 if TYPE_CHECKING:
     from fusiongate.timing.benchmarks import DeviceBenchmark
-
-
-@pytest.fixture(autouse=True)
-def _not_beside_a_revision(pytestconfig: pytest.Config) -> None:
-    if pytestconfig.getoption("--against", default=None):
-        pytest.skip("not run: --against measures revisions beside each other")
 
 
 def compiled(reference: Callable[..., Any]) -> dict[str, Callable[..., Any]]:
