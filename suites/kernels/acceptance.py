@@ -20,15 +20,19 @@ from fusiongate.kernels.launching import Entry
 from fusiongate.kernels.sources import source
 from fusiongate.models import ltx2
 
-LTX2_SHAPES = ((2, 517, 4096), (2, 33, 512), (1, 126, 2048), (1, 14592, 4096))
-WIDTHS = (4, 64, 130, 132, 516, 2240, 3072, 4100, 5120, 8192, 16384)
-DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-EPS = 1e-6
-LEAST_SHARE_OF_COPY = 0.95
-MOST_HOST_COST = 1.5
-LEAST_ROWS = 100_000
+from ..models.mounts import Block, composite_norm, recording_backend, row_kernel_norm
+from .operands import DTYPES, EPS, arguments, operands
 
-Rows = tuple[Tensor, Tensor, Tensor]
+LTX2_SHAPES = ((2, 517, 4096), (2, 33, 512), (1, 126, 2048), (1, 14592, 4096))
+"""(B, S, D)."""
+WIDTHS = (4, 64, 130, 132, 516, 2240, 3072, 4100, 5120, 8192, 16384)
+"""D, in elements: vectors of each width, and tails."""
+LEAST_SHARE_OF_COPY = 0.95
+"""Of the bandwidth of a copy of as many bytes."""
+MOST_HOST_COST = 1.5
+"""Of a verified gated call, over allocating the output and launching the kernel."""
+LEAST_ROWS = 100_000
+"""On which each witness is compared."""
 
 
 class Findings:
@@ -43,26 +47,12 @@ class Findings:
         self.failed += not holds
 
 
-def operands(shape: tuple[int, int, int], dtype: torch.dtype, seed: int = 0) -> Rows:
-    """x, and scale and shift as rows of one (B, 6, D) tensor, as an adaLN projection makes them."""
-    batch, _, columns = shape
-    generator = torch.Generator("cuda").manual_seed(seed)
-    x = torch.randn(shape, device="cuda", generator=generator).to(dtype)
-    table = torch.randn(batch, 6, columns, device="cuda", generator=generator).to(dtype)
-    return x, table[:, 1:2], table[:, 0:1]
-
-
-def arguments_of(op: fg.Fusion, rows: Rows) -> tuple[Any, ...]:
-    """The arguments of a fusion on these operands."""
-    return (*rows, EPS) if "norm" in op.name else rows
-
-
 def exactness(findings: Findings) -> None:
     """Every kernel on every shape and dtype: bits, the contract, or the reason."""
     for op in fg.kernels.FUSIONS:
         for dtype in DTYPES:
             for shape in (*LTX2_SHAPES, *((2, 77, width) for width in WIDTHS)):
-                args = arguments_of(op, operands(shape, dtype))
+                args = arguments(op, operands(*shape, dtype, device="cuda"))
                 reason = op.declines(*args)
                 what = f"{op.name} {str(dtype)[6:]} {shape}"
                 if reason is not None:
@@ -76,11 +66,11 @@ def exactness(findings: Findings) -> None:
                     verdict = fg.compare(second, expected, op.contract, op.reference, args)
                     fused = fresh.counters["fused", "verified"] == 1
                     findings.expect(bool(verdict) and fused and torch.equal(first, expected), f"{what}: {verdict}")
-    x, scale, shift = operands((2, 33, 512), torch.bfloat16)
+    x, scale, shift = operands(2, 33, 512, device="cuda")
     buffer = torch.empty(x.numel() + 1, dtype=x.dtype, device="cuda")
     misaligned = buffer[1:].view(x.shape).copy_(x)
     for op in fg.kernels.FUSIONS:
-        reason = op.explain(*arguments_of(op, (misaligned, scale, shift))).reason
+        reason = op.explain(*arguments(op, (misaligned, scale, shift))).reason
         findings.expect(reason == "alignment", f"{op.name} misaligned x: declined, {reason}")
 
 
@@ -100,7 +90,7 @@ def witnesses(findings: Findings) -> None:
         rows = wrong = 0
         for dtype in DTYPES:
             for seed, shape in enumerate(shapes):
-                args = (*operands(shape, dtype, seed), EPS)
+                args = (*operands(*shape, dtype, seed=seed, device="cuda"), EPS)
                 expected, actual = (statistic(*args) for statistic in op.witness)
                 wrong += fg.compare(actual, expected).mismatched
                 rows += expected.numel()
@@ -120,7 +110,7 @@ def device_kernels(call: Callable[[], Any]) -> list[str]:
 def launches(findings: Findings) -> None:
     """Exactly one device kernel a fused call."""
     for op in fg.kernels.FUSIONS:
-        args = arguments_of(op, operands((2, 517, 4096), torch.bfloat16))
+        args = arguments(op, operands(2, 517, 4096, device="cuda"))
         fg.warm_up(op, args)
         names = device_kernels(lambda op=op, args=args: op(*args))  # type: ignore[misc]
         one = len(names) == 1 and "fusiongate_kernel" in names[0]
@@ -151,12 +141,12 @@ def bandwidth(findings: Findings) -> None:
     """The kernels against a copy of the same bytes; cold, by rotating through more operands than a cache holds."""
     for shape in ((1, 32768, 4096), (1, 14592, 4096), (1, 4216, 4096), (2, 517, 4096), (1, 4096, 3072)):
         numbers = range(min(16, max(3, int(6e8 // (4 * torch.Size(shape).numel())))))
-        sets = [operands(shape, torch.bfloat16, seed) for seed in numbers]
+        sets = [operands(*shape, seed=seed, device="cuda") for seed in numbers]
         pairs = [(x, torch.empty_like(x)) for x, _, _ in sets]
         copy = device_microseconds([lambda x=x, y=y: y.copy_(x) for x, y in pairs])  # type: ignore[misc]
         print(f"     {shape} bfloat16: copy {copy:.1f} us")
         for op in fg.kernels.FUSIONS:
-            calls = [lambda op=op, rows=rows: op.fused(*arguments_of(op, rows)) for rows in sets]
+            calls = [lambda op=op, rows=rows: op.fused(*arguments(op, rows)) for rows in sets]
             time_us = device_microseconds(calls)  # type: ignore[arg-type]
             what = f"{op.name} {shape}: {time_us:.1f} us, {copy / time_us:.3f} of the copy's rate"
             if shape == (1, 32768, 4096) and op.name in ("modulate", "rms_norm_modulate"):
@@ -180,7 +170,7 @@ def host_microseconds(call: Callable[[], Any], calls: int = 400) -> float:
 def host_cost(findings: Findings) -> None:
     """A verified gated call with strided rows against allocating and launching."""
     op = fg.kernels.modulate
-    args = operands((2, 33, 512), torch.bfloat16)
+    args = operands(2, 33, 512, device="cuda")
     out = torch.empty_like(args[0])
     native = Entry(source("modulate"), "modulate").on(out.device)
     fg.warm_up(op, args)
@@ -199,7 +189,7 @@ def host_cost(findings: Findings) -> None:
 
 def capture(findings: Findings) -> None:
     """Cold and warm gates in graphs."""
-    args = operands((2, 33, 512), torch.bfloat16)
+    args = operands(2, 33, 512, device="cuda")
     with fg.kernels.modulate.isolated() as op:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
@@ -214,7 +204,7 @@ def capture(findings: Findings) -> None:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             out = op(*args)
-        for live, new in zip(args, operands((2, 33, 512), torch.bfloat16, seed=7), strict=True):
+        for live, new in zip(args, operands(2, 33, 512, seed=7, device="cuda"), strict=True):
             live.copy_(new)
         graph.replay()
         fused = op.counters["fused", "verified"] == 1
@@ -222,28 +212,9 @@ def capture(findings: Findings) -> None:
         findings.expect(fused and same, "a warm gate records the kernel, and replay on changed inputs equals eager")
 
 
-def row_kernel_norm(x: Tensor, eps: float) -> Tensor:
-    """F.rms_norm without a weight."""
-    return torch.nn.functional.rms_norm(x, x.shape[-1:], None, eps)
-
-
-def composite_norm(x: Tensor, eps: float) -> Tensor:
-    """The RMSNorm that models write out."""
-    return (x * torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + eps)).to(x.dtype)
-
-
-class Block(nn.Module):
-    """Both LTX-2 mounts."""
-
-    def forward(self, x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
-        """(B, S, D) to (B, S, D)."""
-        normalized = ltx2.ltx2_rms_norm_modulate(self, row_kernel_norm, x, scale, shift, EPS)
-        return ltx2.ltx2_modulate(normalized, scale, shift)
-
-
 def mounts(findings: Findings) -> None:
     """The LTX-2 mounts, eager and compiled."""
-    args = operands((2, 517, 4096), torch.bfloat16)
+    args = operands(2, 517, 4096, device="cuda")
     for own in (row_kernel_norm, composite_norm):
         site = nn.Module()
         expected = own(args[0], EPS) * (1 + args[1]) + args[2]
@@ -259,14 +230,10 @@ def mounts(findings: Findings) -> None:
     block = Block()
     graphs: list[torch.fx.GraphModule] = []
 
-    def record(graph: torch.fx.GraphModule, example: list[Any]) -> Callable[..., Any]:
-        graphs.append(graph)
-        return graph.forward
-
     def custom_ops() -> int:
         graphs.clear()
         torch._dynamo.reset()
-        torch.compile(block, fullgraph=True, backend=record)(*args)
+        torch.compile(block, fullgraph=True, backend=recording_backend(graphs))(*args)
         return sum("fusiongate" in str(node.target) for graph in graphs for node in graph.graph.nodes)
 
     before = fg.kernels.modulate.counters

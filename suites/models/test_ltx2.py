@@ -13,17 +13,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import fusiongate as fg
 from fusiongate.models import ltx2
 
-EPS = 1e-6
+from .mounts import EPS, Block, composite_norm, recording_backend, row_kernel_norm
 
 Operands = tuple[Tensor, Tensor, Tensor]
-
-
-def row_kernel_norm(x: Tensor, eps: float) -> Tensor:
-    return torch.nn.functional.rms_norm(x, x.shape[-1:], None, eps)
-
-
-def composite_norm(x: Tensor, eps: float) -> Tensor:
-    return (x * torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + eps)).to(x.dtype)
 
 
 def row_broadcast(x: Tensor, table: Tensor) -> Operands:
@@ -141,29 +133,16 @@ def test_while_compiling_the_chain_is_plain_and_no_gate_is_asked(fusion_device: 
     assert fg.kernels.modulate.counters == before
 
 
-class Block(nn.Module):
-    """Both mounts, as a transformer block has them."""
-
-    def forward(self, x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
-        normalized = ltx2.ltx2_rms_norm_modulate(self, row_kernel_norm, x, scale, shift, EPS)
-        return ltx2.ltx2_modulate(normalized, scale, shift)
-
-
 @pytest.mark.parametrize(("quality", "ops"), [("lossless", 0), ("high", 1)])
 def test_a_compiled_block_is_one_graph(quality: str, ops: int, fusion_device: torch.device) -> None:
     """The lossless path has no custom op in it, a mounted high kernel is one."""
     graphs: list[torch.fx.GraphModule] = []
-
-    def record(graph: torch.fx.GraphModule, _example: list[Tensor]) -> Callable[..., object]:
-        graphs.append(graph)
-        return graph.forward
-
     block = Block()
     ltx2.attach_high(block)
     args = made(strided_unbind, fusion_device)
     torch._dynamo.reset()
     with fg.mounted(block, quality=quality), torch.no_grad():  # type: ignore[arg-type]
-        compiled = torch.compile(block, fullgraph=True, backend=record)
+        compiled = torch.compile(block, fullgraph=True, backend=recording_backend(graphs))
         result = compiled(*args)
         compiled(*args)
     nodes = [node for graph in graphs for node in graph.graph.nodes]
@@ -199,14 +178,9 @@ def test_a_traced_block_gives_eagers_result(
 def test_a_verdict_makes_nothing_compile_again(fusion_device: torch.device) -> None:
     """Cold, warm, and refused: one graph."""
     graphs: list[torch.fx.GraphModule] = []
-
-    def record(graph: torch.fx.GraphModule, _example: list[Tensor]) -> Callable[..., object]:
-        graphs.append(graph)
-        return graph.forward
-
     block, args = Block(), made(strided_unbind, fusion_device)
     torch._dynamo.reset()
-    compiled = torch.compile(block, fullgraph=True, backend=record)
+    compiled = torch.compile(block, fullgraph=True, backend=recording_backend(graphs))
     with torch.no_grad():
         compiled(*args)
         block(*args)
