@@ -55,6 +55,21 @@ def test_what_is_wrong_about_the_same_kernel_twice(counted: dict[str, int], wron
     assert all(words in line for words, line in zip(wrong, found, strict=True))
 
 
+@pytest.mark.parametrize("known_s, error, wrong", [(200e-6, 0.05, True), (200e-6, 0.01, False), (50e-6, 0.05, False)])
+def test_a_long_spin_that_is_read_wrong_is_told_and_a_short_one_is_not(
+    known_s: float, error: float, wrong: bool
+) -> None:
+    assert wrong == bool(calibration._wrong_about_spins([{"known_s": known_s, "error": error}]))
+
+
+@pytest.mark.parametrize(
+    "row, wrong",
+    [({"trials": 100, "slower": 100}, False), ({"trials": 100, "slower": 50}, True), ({"trials": 0}, True)],
+)
+def test_a_planted_percent_that_is_not_found_is_told(row: dict[str, int], wrong: bool) -> None:
+    assert wrong == bool(calibration._wrong_about_the_planted({"spin": row}, plan()))
+
+
 def test_the_bound_on_false_verdicts_is_told() -> None:
     """None of 500 leaves open up to 0.6 %: 1 − 0.05 ** (1 / 500)."""
     row = same(same=500)

@@ -40,10 +40,15 @@ _JUDGED_FROM_NS = 200_000
 """Shorter ones are printed too, where the gap between two kernels of a graph, about a microsecond, shows."""
 
 _READING_ERROR = 0.02
+"""By how much the reading of a spin may be off, as a share of its length."""
 _MOST_FALSE = 0.01
+"""The share of trials that may call the same kernel slower or faster than itself."""
 _MOST_INCONCLUSIVE = 0.10
+"""The share of those trials that may decide nothing, on a GPU."""
 _LEAST_FOUND = 0.99
+"""The share of planted differences that has to be found."""
 _PLANTED = 1.01
+"""The ratio that is planted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,58 +185,42 @@ def calibrate(plan: Plan) -> tuple[dict[str, Any], list[str]]:
     }
     wrong: list[str] = []
 
-    def part(name: str, run: Callable[[], Any], empty: Any) -> Any:
+    def part(name: str, run: Callable[[], list[Any]]) -> list[Any]:
         """Run one part; where it fails, the others still tell what they can."""
         try:
             return run()
         except Exception as error:
             traceback.print_exc()
             wrong.append(f"{name} failed: {type(error).__name__}: {error}")
-            return empty
+            return []
 
-    results["spins"] = part("spins", lambda: spins(plan), [])
-    wrong += [
-        f"a spin of {row['known_s'] * 1e6:.1f} µs reads {row['error']:+.2%} wrong: at most {_READING_ERROR:.0%}"
-        for row in results["spins"]
-        if row["known_s"] * 1e9 >= _JUDGED_FROM_NS * 0.9 and abs(row["error"]) > _READING_ERROR
-    ]
+    results["spins"] = part("spins", lambda: spins(plan))
+    wrong += _wrong_about_spins(results["spins"])
+    # The planted trials come first, with a part of the time: those of A/A are many and take what is left.
+    if plan.device.type == "cuda":
+        by_spinning = part("planted spins", lambda: _planted_spin(plan, started + plan.budget_s * 0.4))
+        by_copying = part("planted copies", lambda: _planted_copy(plan, started + plan.budget_s * 0.5))
+        results["planted"] = {
+            "spin": summary("planted +1 %, spinning", by_spinning, true_ratio=_PLANTED),
+            "copy": summary("planted +1 %, copying", by_copying),
+        }
+        wrong += _wrong_about_the_planted(results["planted"], plan)
+    twice = part("the same kernel twice", lambda: _same_twice(plan, started + plan.budget_s))
+    same = results["same"] = summary("the same kernel twice", twice, 1.0)
+    results["total_s"] = time.perf_counter() - started
+    wrong += _wrong_about_the_same(same, plan)
+    return results, wrong
+
+
+def _same_twice(plan: Plan, deadline: float) -> list[Measurement]:
     on_gpu = plan.device.type == "cuda"
     op = fg.kernels.modulate if on_gpu else fg.kernels.modulate.host
     assert op is not None  # every kernel of ours has a host build
     args = operands(plan.device)
-    deadline = started + plan.budget_s
-    # The planted trials come first, with a part of the time: those of A/A are many and take what is left.
-    if on_gpu:
-        planted_deadline = started + plan.budget_s * 0.4
-        results["planted"] = {
-            "spin": summary(
-                "planted +1 %, spinning",
-                part("planted spins", lambda: _planted_spin(plan, planted_deadline), []),
-                true_ratio=_PLANTED,
-            ),
-            "copy": summary(
-                "planted +1 %, copying",
-                part("planted copies", lambda: _planted_copy(plan, started + plan.budget_s * 0.5), []),
-            ),
-        }
-        for name, row in results["planted"].items():
-            found = row.get("slower", 0)
-            if row["trials"] < plan.planted_trials or found < _LEAST_FOUND * row["trials"]:
-                wrong.append(
-                    f"a planted percent ({name}) was called slower in {found} of {row['trials']} trials: wanted "
-                    f"{_LEAST_FOUND:.0%} of {plan.planted_trials}"
-                )
     with op.isolated() as fresh:
+        fresh.verify(*args)
         arms = [Arm("a", fresh), Arm("b", fresh, launches=lambda: fresh.launches, contract=fg.Exact())]
-
-        def twice() -> list[Measurement]:
-            fresh.verify(*args)
-            return trials(plan, plan.same_trials, arms, args, deadline, hot=not on_gpu)
-
-        same = results["same"] = summary("the same kernel twice", part("the same kernel twice", twice, []), 1.0)
-    results["total_s"] = time.perf_counter() - started
-    wrong += _wrong_about_the_same(same, plan)
-    return results, wrong
+        return trials(plan, plan.same_trials, arms, args, deadline, hot=not on_gpu)
 
 
 def _planted_spin(plan: Plan, deadline: float) -> list[Measurement]:
@@ -252,6 +241,26 @@ def _planted_copy(plan: Plan, deadline: float) -> list[Measurement]:
         Arm("b", lambda x: copy_part(x, share * _PLANTED)),
     ]
     return trials(plan, plan.planted_trials, planted, (x,), deadline)
+
+
+def _wrong_about_spins(rows: Sequence[dict[str, Any]]) -> list[str]:
+    return [
+        f"a spin of {row['known_s'] * 1e6:.1f} µs reads {row['error']:+.2%} wrong: at most {_READING_ERROR:.0%}"
+        for row in rows
+        if row["known_s"] * 1e9 >= _JUDGED_FROM_NS * 0.9 and abs(row["error"]) > _READING_ERROR
+    ]
+
+
+def _wrong_about_the_planted(planted: dict[str, dict[str, Any]], plan: Plan) -> list[str]:
+    wrong = []
+    for name, row in planted.items():
+        found = row.get("slower", 0)
+        if row["trials"] < plan.planted_trials or found < _LEAST_FOUND * row["trials"]:
+            wrong.append(
+                f"a planted percent ({name}) was called slower in {found} of {row['trials']} trials: wanted "
+                f"{_LEAST_FOUND:.0%} of {plan.planted_trials}"
+            )
+    return wrong
 
 
 def _wrong_about_the_same(same: dict[str, Any], plan: Plan) -> list[str]:
