@@ -159,21 +159,8 @@ class _Walker:
                 return _join(self.block(body, environment), self.anywhere_inside(body, before))
             case ast.Try() | ast.TryStar():
                 return self.attempt(statement, environment)
-            case ast.Match(subject=subject, cases=cases):
-                self.expression(subject, environment)
-                ends: list[_Environment | None] = []
-                for case in cases:
-                    inside = dict(environment)
-                    for node in ast.walk(case.pattern):
-                        captured = getattr(node, "name", None) or getattr(node, "rest", None)
-                        if isinstance(captured, str):
-                            self.define(inside, captured, statement, place=node)
-                    if case.guard is not None:
-                        self.expression(case.guard, inside)
-                    ends.append(self.block(case.body, inside))
-                    # A case may bind its names and fail nevertheless.
-                    environment = _join(environment, inside) or environment
-                return _join(environment, *ends)
+            case ast.Match():
+                return self.match(statement, environment)
             case ast.Break() | ast.Continue():
                 if self.loops:
                     jumps = self.loops[-1].breaks if isinstance(statement, ast.Break) else self.loops[-1].continues
@@ -193,6 +180,22 @@ class _Walker:
             case _:
                 self.children(statement, environment)
         return environment
+
+    def match(self, statement: ast.Match, environment: _Environment) -> _Environment | None:
+        self.expression(statement.subject, environment)
+        ends: list[_Environment | None] = []
+        for case in statement.cases:
+            inside = dict(environment)
+            for node in ast.walk(case.pattern):
+                captured = getattr(node, "name", None) or getattr(node, "rest", None)
+                if isinstance(captured, str):
+                    self.define(inside, captured, statement, place=node)
+            if case.guard is not None:
+                self.expression(case.guard, inside)
+            ends.append(self.block(case.body, inside))
+            # A case may bind its names and fail nevertheless.
+            environment = _join(environment, inside) or environment
+        return _join(environment, *ends)
 
     def children(self, statement: ast.stmt, environment: _Environment) -> None:
         """Statements that assign to anything but one name, or to nothing: what they read, then what they store."""
