@@ -14,12 +14,13 @@ if TYPE_CHECKING:
     from .contracts import Exact, Ulp
     from .digests import digest, md5
     from .fusions import Fusion, require_fused, warm_up
-    from .gates import After, Decision, Event, Every, Policy, Reason, Sampled, State
+    from .gates import Decision, Event, Reason, State
     from .matrix import ADALN
     from .platforms import Environment, environment
     from .plugin.cells import FusionCase
     from .plugin.saboteurs import PlantedSaboteur
     from .plugin.snapshots import Md5Snapshot
+    from .policies import After, Every, Policy, Sampled
     from .presets import command_preset, preset
     from .scanning import rewired, scan
     from .sites import MountReport, attach, mount, mounted, unmount
@@ -29,21 +30,21 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "ADALN": "matrix",
-    "After": "gates",
+    "After": "policies",
     "Decision": "gates",
     "DeviceBenchmark": "timing.benchmarks",
     "Environment": "platforms",
     "Event": "gates",
-    "Every": "gates",
+    "Every": "policies",
     "Exact": "contracts",
     "Fusion": "fusions",
     "FusionCase": "plugin.cells",
     "Md5Snapshot": "plugin.snapshots",
     "MountReport": "sites",
     "PlantedSaboteur": "plugin.saboteurs",
-    "Policy": "gates",
+    "Policy": "policies",
     "Reason": "gates",
-    "Sampled": "gates",
+    "Sampled": "policies",
     "State": "gates",
     "Subject": "subjects",
     "Ulp": "contracts",

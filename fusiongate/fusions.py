@@ -14,8 +14,9 @@ from .contracts import Contract, Exact, Ulp
 from .counting import Counts, Tallies
 from .errors import UsageError
 from .first_sight import Trial, Witness
-from .gates import Decision, Gate, Policy, Reason, Slot, State
+from .gates import Decision, Gate, Reason, Slot, State
 from .judging import Judge
+from .policies import Policy
 from .registered import RegisteredOp
 from .requiring import fell_back, require_fused
 from .routing import Router

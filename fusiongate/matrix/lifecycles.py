@@ -20,8 +20,8 @@ import torch
 
 from fusiongate.bits import integer_view
 from fusiongate.errors import BuildError
-from fusiongate.gates import After
 from fusiongate.matrix.cells import NotRun, Path
+from fusiongate.policies import After
 from fusiongate.signatures import tensors_of
 from fusiongate.subjects import Launcher, Trial
 

@@ -14,9 +14,10 @@ from fusiongate import certificates
 from fusiongate.digests import md5
 from fusiongate.errors import TimingError
 from fusiongate.fusions import Fusion
-from fusiongate.gates import Every, Policy, State
+from fusiongate.gates import State
 from fusiongate.kernels import FUSIONS
 from fusiongate.matrix import ADALN, Cell, CellFailure, Matrix, PreparedCell, Selected
+from fusiongate.policies import Every, Policy
 from fusiongate.sabotage.saboteurs import Detector, Saboteur
 from fusiongate.surroundings import wait_for
 from fusiongate.timing.arms import Arm

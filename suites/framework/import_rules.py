@@ -28,6 +28,7 @@ LAYERS = (
         "gates",
         "guarded",
         "judging",
+        "policies",
         "probes",
         "rechecks",
         "registered",

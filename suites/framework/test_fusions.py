@@ -15,7 +15,8 @@ from torch import Tensor
 
 from fusiongate.errors import FallbackError, UsageError
 from fusiongate.fusions import Fusion, require_fused, warm_up
-from fusiongate.gates import Decision, Policy, State
+from fusiongate.gates import Decision, State
+from fusiongate.policies import Policy
 
 from .planted import FAULTS, chain, fresh_rows, fusion, right, rows, same_bits, state_of
 

@@ -12,7 +12,8 @@ from torch import Tensor
 from fusiongate import rechecks
 from fusiongate.errors import FallbackError, PoisonedDevice
 from fusiongate.fusions import Fusion, require_fused
-from fusiongate.gates import After, Every, Gate, Policy, Sampled, State
+from fusiongate.gates import Gate, State
+from fusiongate.policies import After, Every, Policy, Sampled
 
 from .planted import FAULTS, chain, fresh_rows, fusion, right, rows, same_bits, state_of, wrong_at_two
 

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from fusiongate.gates import Gate, Policy, Slot
+from fusiongate.gates import Gate, Slot
+from fusiongate.policies import Policy
 from fusiongate.routing import Router
 from fusiongate.signatures import call_key
 

@@ -12,7 +12,8 @@ from fusiongate import first_sight, guarded, judging, probes, signatures, surrou
 from fusiongate.contracts import Ulp
 from fusiongate.errors import PoisonedDevice
 from fusiongate.fusions import Fusion
-from fusiongate.gates import Every, Policy, State
+from fusiongate.gates import State
+from fusiongate.policies import Every, Policy
 from fusiongate.sabotage import Detector, saboteur
 from fusiongate.surroundings import Surroundings
 from fusiongate.verdicts import Verdict
