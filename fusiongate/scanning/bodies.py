@@ -10,7 +10,8 @@ from types import FunctionType
 
 from torch import nn
 
-from .chains import Chain, Findings, find_chains
+from .chains import Findings, find_chains
+from .links import Chain
 from .sources import FunctionSource, NoSource, innermost, source_of
 
 __all__ = ["Body", "bodies_of", "body_of"]

@@ -15,7 +15,7 @@ from torch import nn
 from fusiongate.errors import UsageError
 
 from .bodies import Body, bodies_of, body_of
-from .chains import Chain
+from .links import Chain
 from .norms import FoldableNorm, recognise
 
 __all__ = ["FoundSite", "Scan", "norm_in", "scan"]

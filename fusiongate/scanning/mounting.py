@@ -16,8 +16,8 @@ from fusiongate.errors import UsageError
 from fusiongate.fusions import Fusion
 
 from .bodies import Body, bodies_of
-from .chains import Chain
 from .found import FoundSite, describe, norm_in
+from .links import Chain
 from .norms import FoldableNorm, own_norm
 from .references import Placement, reference_of
 from .rewriting import Rewritten, is_rewritten, rewrite, with_inner

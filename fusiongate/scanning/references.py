@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .chains import Chain, Operand
 from .flow import Definition
+from .links import Chain, Operand
 from .sources import FunctionSource
 
 __all__ = ["Placement", "parameters", "reference_of"]

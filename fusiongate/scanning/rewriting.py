@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from types import CellType, CodeType, FunctionType
 from typing import Any
 
-from .chains import Operand
 from .flow import Flow
+from .links import Operand
 from .references import Placement, parameters
 from .sources import FunctionSource
 

@@ -7,8 +7,9 @@ import textwrap
 
 import pytest
 
-from fusiongate.scanning.chains import Chain, find_chains
+from fusiongate.scanning.chains import find_chains
 from fusiongate.scanning.flow import FunctionNode
+from fusiongate.scanning.links import Chain
 
 CHAIN = "x * (1 + scale) + shift"
 
