@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -56,17 +57,30 @@ def _process(config: pytest.Config, device: torch.device) -> PresetProcess:
     return config.stash[_PROCESS]
 
 
-def _run_in_shared_process(
-    config: pytest.Config, device: torch.device, preset: Preset, size: Size, seed: int
-) -> PresetRun:
-    process = _process(config, device)
-    try:
-        return process.run(preset, size=size, seed=seed)
-    except FusiongateError:
-        # A process that died, or whose device has gone, would fail every later preset too.
-        process.close()
-        del config.stash[_PROCESS]
-        raise
+@dataclass(frozen=True, slots=True)
+class _Request:
+    preset: Preset
+    size: Size
+    seed: int
+    device: torch.device
+
+    def run_in_shared_process(self, config: pytest.Config) -> PresetRun:
+        process = _process(config, self.device)
+        try:
+            return process.run(self.preset, size=self.size, seed=self.seed)
+        except FusiongateError:
+            # A process that died, or whose device has gone, would fail every later preset too.
+            process.close()
+            del config.stash[_PROCESS]
+            raise
+
+    def run_in_fresh_process(self, *, deterministic: bool = False) -> PresetRun:
+        from fusiongate.presets import run_fresh
+
+        (run,) = run_fresh(
+            [self.preset], size=self.size, seed=self.seed, device=self.device, deterministic=deterministic
+        )
+        return run
 
 
 class Md5Snapshot:
@@ -102,7 +116,7 @@ class Md5Snapshot:
         if missing is not None:
             pytest.skip(f"not run: {missing}")
         try:
-            problem = self._checked(chosen, size, seed, device)
+            problem = self._checked(_Request(chosen, size, seed, device))
         except FusiongateError as error:
             problem = str(error)
         if problem is not None:
@@ -119,9 +133,9 @@ class Md5Snapshot:
             )
         return marker.args[0]
 
-    def _checked(self, preset: Preset, size: Size, seed: int, device: torch.device) -> str | None:
+    def _checked(self, asked: _Request) -> str | None:
         """What is wrong, in words; ``None`` where nothing is."""
-        from fusiongate.presets import baselines, run_fresh
+        from fusiongate.presets import baselines
 
         root = options(self._item.config).snapshots
         if root is None:
@@ -129,19 +143,16 @@ class Md5Snapshot:
                 "no folder of snapshots: set fusiongate_snapshots in the ini file, or give --fusiongate-snapshots=DIR"
             )
         # What is recorded comes from a process that has run nothing else.
-        if self._updates():
-            (run,) = run_fresh([preset], size=size, seed=seed, device=device)
-        else:
-            run = _run_in_shared_process(self._item.config, device, preset, size, seed)
-        path = baselines.location(root, run.record.environment, self._item.path.stem, preset.name, size)
+        run = asked.run_in_fresh_process() if self._updates() else asked.run_in_shared_process(self._item.config)
+        path = baselines.location(root, run.record.environment, self._item.path.stem, asked.preset.name, asked.size)
         kept = baselines.load(path)
         if self._updates() and (kept is None or self._item.config.option.update_snapshots):
-            return self._record(preset, run, path, kept, size, seed, device)
+            return self._record(asked, run, path, kept)
         if kept is None:
-            return self._missing(preset, run, path)
+            return self._missing(asked.preset, run, path)
         if isinstance(kept, baselines.Nondeterministic):
-            return self._held(preset, run, kept, size, seed, device)
-        return self._compared(preset, run, path, kept, size, seed, device)
+            return self._held(asked, run, kept)
+        return self._compared(asked, run, path, kept)
 
     def _updates(self) -> bool:
         option = self._item.config.option
@@ -151,25 +162,18 @@ class Md5Snapshot:
         return options(self._item.config).missing == "record"
 
     def _record(
-        self,
-        preset: Preset,
-        run: PresetRun,
-        path: Path,
-        kept: PresetRecord | Nondeterministic | None,
-        size: Size,
-        seed: int,
-        device: torch.device,
+        self, asked: _Request, run: PresetRun, path: Path, kept: PresetRecord | Nondeterministic | None
     ) -> str | None:
         from fusiongate.presets import baselines
 
         if isinstance(kept, baselines.Nondeterministic):
             # Two runs may agree by chance: what was once seen to differ gets no md5 until somebody removes the finding.
-            return self._held(preset, run, kept, size, seed, device)
-        fresh = baselines.establish(preset, run, size=size, seed=seed, device=device)
+            return self._held(asked, run, kept)
+        fresh = baselines.establish(asked.preset, run, size=asked.size, seed=asked.seed, device=asked.device)
         self._store(path, fresh.text(), any_difference=True)
         outcome = "recorded" if not isinstance(fresh, baselines.Nondeterministic) else "nondeterministic"
         candidate = str(self._relative(path)) if kept is None and self._records_missing() else None
-        self._row(preset, run, outcome, None if outcome == "recorded" else str(fresh), candidate)
+        self._row(asked.preset, run, outcome, None if outcome == "recorded" else str(fresh), candidate)
         return None
 
     def _missing(self, preset: Preset, run: PresetRun, path: Path) -> str | None:
@@ -180,17 +184,8 @@ class Md5Snapshot:
             pytest.skip(f"not run: {story}")
         return f"preset {preset.name!r}: {story}"
 
-    def _compared(
-        self,
-        preset: Preset,
-        run: PresetRun,
-        path: Path,
-        kept: PresetRecord,
-        size: Size,
-        seed: int,
-        device: torch.device,
-    ) -> str | None:
-        from fusiongate.presets import judge, run_fresh
+    def _compared(self, asked: _Request, run: PresetRun, path: Path, kept: PresetRecord) -> str | None:
+        from fusiongate.presets import judge
         from fusiongate.presets.records import first_difference
 
         story: str | None = None
@@ -200,21 +195,18 @@ class Md5Snapshot:
             story = "it proves nothing: " + "; ".join(faults)
         elif not judgement or not same:
             story = str(judgement)
-            (again,) = run_fresh([preset], size=size, seed=seed, device=device)
+            again = asked.run_in_fresh_process()
             drift = first_difference(run.record.reference, again.record.reference)
             if drift is not None:
                 story = (
                     f"it does not repeat: without kernels a second process gives something else, first at {drift}; "
                     f"record that, and the operator: pytest {shlex.quote(self._item.nodeid)} --snapshot-update"
                 )
-        self._row(preset, run, "red" if story else "same", story)
-        return story and f"preset {preset.name!r}: {story}\n  snapshot: {self._relative(path)}"
+        self._row(asked.preset, run, "red" if story else "same", story)
+        return story and f"preset {asked.preset.name!r}: {story}\n  snapshot: {self._relative(path)}"
 
-    def _held(
-        self, preset: Preset, run: PresetRun, kept: Nondeterministic, size: Size, seed: int, device: torch.device
-    ) -> str | None:
+    def _held(self, asked: _Request, run: PresetRun, kept: Nondeterministic) -> str | None:
         """A preset without an md5: no gate may refuse, and with torch's deterministic operators the arms must agree."""
-        from fusiongate.presets import run_fresh
         from fusiongate.presets.records import first_difference
 
         story: str | None = None
@@ -222,12 +214,12 @@ class Md5Snapshot:
         if refused:
             story = f"gates refused at {', '.join(refused)}"
         else:
-            (steady,) = run_fresh([preset], size=size, seed=seed, device=device, deterministic=True)
+            steady = asked.run_in_fresh_process(deterministic=True)
             parted = first_difference(steady.record.reference, steady.record.fused)
             if parted is not None:
                 story = f"with deterministic operators the arm with kernels differs, first at {parted}"
-        self._row(preset, run, "red" if story else "nondeterministic", story or str(kept))
-        return story and f"preset {preset.name!r}, {kept}: {story}"
+        self._row(asked.preset, run, "red" if story else "nondeterministic", story or str(kept))
+        return story and f"preset {asked.preset.name!r}, {kept}: {story}"
 
     def _store(self, path: Path, text: str, *, any_difference: bool) -> bool:
         """Hand a text to syrupy, which compares it, and writes it where it was asked to update."""
