@@ -13,12 +13,15 @@ import pytest
 from fusiongate import _atomic
 
 
-def test_text_replaces_the_file_and_leaves_nothing_beside_it(tmp_path: Path) -> None:
-    path = tmp_path / "made" / "table.json"
+def assert_written_and_replaced(path: Path) -> None:
     for text in ("first", "second ×"):
         _atomic.write_text(path, text)
-        assert path.read_text(encoding="utf-8") == text
-    assert list(path.parent.iterdir()) == [path]
+        assert text == path.read_text(encoding="utf-8")
+    assert [path] == list(path.parent.iterdir())
+
+
+def test_text_replaces_the_file_and_leaves_nothing_beside_it(tmp_path: Path) -> None:
+    assert_written_and_replaced(tmp_path / "made" / "table.json")
 
 
 def test_a_file_has_no_name_before_it_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,7 +50,7 @@ def test_where_a_file_needs_a_name_from_the_beginning_it_still_appears_whole(
     else:
         monkeypatch.delattr(os, "O_TMPFILE")
 
-    test_text_replaces_the_file_and_leaves_nothing_beside_it(tmp_path)
+    assert_written_and_replaced(tmp_path / "made" / "table.json")
 
 
 def test_a_result_is_read_by_others_too(tmp_path: Path) -> None:

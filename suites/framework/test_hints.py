@@ -205,7 +205,7 @@ class TestRmsNormModulate:
 
         assert (hint(actual, rms_norm_modulate, self.args) or "").startswith("neither `x * rsqrt(")
 
-    def test_another_eps(self) -> None:
+    def test_another_eps_is_told_with_both_values(self) -> None:
         x, scale, shift, eps = self.args
         args = [0.01 * x, scale, shift, eps]
 
@@ -247,10 +247,10 @@ class TestFaultsThatAreNoRounding:
         assert hint(actual, modulate, args) == "last-bit differences that no single rounding of the reference explains"
 
     @pytest.mark.parametrize("factor", [1.03, 0.5, -1.0])
-    def test_a_scaling(self, args: list[Tensor], factor: float) -> None:
+    def test_a_scaled_result_is_explained_by_nothing(self, args: list[Tensor], factor: float) -> None:
         assert hint(modulate(*args) * factor, modulate, args) is None
 
-    def test_noise(self, args: list[Tensor]) -> None:
+    def test_noise_is_explained_by_nothing(self, args: list[Tensor]) -> None:
         assert hint(torch.randn_like(modulate(*args)), modulate, args) is None
 
     def test_a_row_operand_read_from_another_batch_row(self, args: list[Tensor]) -> None:
@@ -272,12 +272,12 @@ class TestFaultsThatAreNoRounding:
             "`shift` is ignored: the result is as if it were zero"
         )
 
-    def test_operands_exchanged(self, args: list[Tensor]) -> None:
+    def test_two_operands_that_are_exchanged_are_named(self, args: list[Tensor]) -> None:
         x, scale, shift = args
 
         assert hint(modulate(x, shift, scale), modulate, args) == "`scale` and `shift` are exchanged"
 
-    def test_strides_ignored(self, args: list[Tensor]) -> None:
+    def test_an_operand_whose_strides_are_ignored_is_named(self, args: list[Tensor]) -> None:
         """The rows are views of one packed tensor, as models make them; a kernel that ignores this reads neighbours."""
         x, scale, shift = args
         packed = torch.stack([scale, shift, scale], dim=2)

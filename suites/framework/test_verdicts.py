@@ -131,8 +131,10 @@ def test_strides_of_size_one_and_of_empty_dimensions_do_not_count() -> None:
         ((2, 3), (0, 1), (0, 1)),
     ],
 )
-def test_normalised_strides(shape: tuple[int, ...], strides: tuple[int, ...], normal: tuple[int, ...]) -> None:
-    assert normalised_strides(shape, strides) == normal
+def test_normalised_strides_are_those_that_decide_where_elements_lie(
+    shape: tuple[int, ...], strides: tuple[int, ...], normal: tuple[int, ...]
+) -> None:
+    assert normal == normalised_strides(shape, strides)
 
 
 @pytest.mark.parametrize("contract", [Exact(), Ulp(0)])

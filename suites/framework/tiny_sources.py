@@ -28,6 +28,7 @@ __global__ void MultiplyAdd(float* p) { p[0] = p[1] * p[2] + p[3]; }
 
 
 def write_tiny(folder: Path, *, code: str = TINY, addend: int = 2) -> Source:
+    """A source of one file and one header below a folder, both written anew."""
     headers = folder / "headers"
     headers.mkdir(parents=True, exist_ok=True)
     (folder / "tiny.cu").write_text(code)
