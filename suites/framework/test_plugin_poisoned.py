@@ -14,6 +14,7 @@ import pytest
 from fusiongate import judging
 from fusiongate.errors import PoisonedDevice
 from fusiongate.plugin.poisoned import Poisoning
+from fusiongate.surroundings import is_poisoned
 
 from .projects import Project
 
@@ -51,7 +52,7 @@ TOLD = f"cpu cannot be used any more after {MIXED} (RuntimeError: an illegal mem
 def fatal(project: Project, monkeypatch: pytest.MonkeyPatch) -> Project:
     """A project whose kernel takes the device with it in the cell ``mixed``."""
     # Serially it runs in this process: what it replaces there is put back after the test.
-    monkeypatch.setattr(judging, "is_poisoned", judging.is_poisoned)
+    monkeypatch.setattr(judging, "is_poisoned", is_poisoned)
     project.write("ops.py", OPS)
     project.write("test_ops.py", MATRIX)
     return project
