@@ -51,11 +51,11 @@ def device_benchmark(request: pytest.FixtureRequest) -> DeviceBenchmark:
         from fusiongate.platforms import environment
         from fusiongate.timing.benchmarks import benchmark
         from fusiongate.timing.clocks import clock_limits
-        from fusiongate.timing.measuring import device_of
+        from fusiongate.timing.measuring import common_device
         from fusiongate.timing.pairing import Settings
         from fusiongate.timing.turns import turn
 
-        device = device_of(args)
+        device = common_device(args)
         settings = Settings(seconds=seconds, margin=margin, precision=precision)
         with turn(device):
             taken = benchmark(

@@ -26,7 +26,7 @@ from fusiongate.timing.ratios import Ratio
 from fusiongate.timing.stopwatches import Stopwatch, WallStopwatch
 from fusiongate.verdicts import compare
 
-__all__ = ["ArmTimes", "Measurement", "Timer", "device_of", "host_seconds", "measure"]
+__all__ = ["ArmTimes", "Measurement", "Timer", "common_device", "host_seconds", "measure"]
 
 Timer = Literal["auto", "graph", "events"]
 
@@ -117,7 +117,7 @@ def measure(
     """
     settings = settings or Settings()
     _check_arms(arms)
-    device = device_of(args)
+    device = common_device(args)
     cache = 0 if hot else rotation.cache_bytes(device)
     with torch.no_grad():
         moved = rotation.bytes_moved(args, arms[0].call(*args))
@@ -154,7 +154,7 @@ def host_seconds(arm: Arm, args: tuple[Any, ...], *, batches: int = 15, calls: i
 
     The median of batches that are short enough for the device's queue never to fill.
     """
-    device = device_of(args)
+    device = common_device(args)
     medians = []
     with torch.no_grad():
         for _ in range(batches + 1):
@@ -173,7 +173,7 @@ def _check_arms(arms: Sequence[Arm]) -> None:
         raise UsageError(f"arms {', '.join(names) or 'none'}: expected two or more of different names")
 
 
-def device_of(args: tuple[Any, ...]) -> torch.device:
+def common_device(args: tuple[Any, ...]) -> torch.device:
     """The device of arguments, nested tensors included.
 
     Raises
