@@ -5,9 +5,9 @@ alive for as many calls as there are sets of inputs, so that their memory rotate
 between the first and the last sample of a unit.
 
 No arm keeps for a whole measurement what could favour it: where an output lies in a device's memory, and which instance
-of a graph is replayed, moves a kernel's time by tenths of a percent, which no number of samples of the same two
-instances would tell from a difference between the kernels. So outputs are let go after each sample, for the next arm to
-be given the same memory; and graphs are captured anew for each unit.
+of a graph is replayed, moves a kernel's time by about as much as is looked for, and no number of samples of the same
+two instances would tell that from a difference between the kernels. So outputs are let go after each sample, for the
+next arm to be given the same memory; and graphs are captured anew for each unit.
 """
 
 from __future__ import annotations
