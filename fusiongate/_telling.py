@@ -1,8 +1,13 @@
-"""Text for a terminal that may hold what somebody else named."""
+"""Words for what is told in many places: numbers of things, and what somebody else named."""
 
 from __future__ import annotations
 
-__all__ = ["one_line"]
+__all__ = ["counted", "one_line"]
+
+
+def counted(count: int, noun: str) -> str:
+    """A number of things, such as ``1 row``."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def one_line(text: str) -> str:

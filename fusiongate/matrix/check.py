@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from fusiongate._telling import counted
 from fusiongate.contracts import Exact
 from fusiongate.errors import FusiongateError
 from fusiongate.matrix.cells import Cell, CellFailure, CellResult, NotRun, Outcome, Path
@@ -22,7 +23,6 @@ from fusiongate.matrix.telling import (
     described,
     failure,
     launches_in_words,
-    results_in_words,
     story,
 )
 from fusiongate.matrix.tracing import of_the_compiler
@@ -290,7 +290,7 @@ class PreparedCell:
 
     def _check_number(self, number: int, actual: tuple[torch.Tensor, ...], expected: tuple[torch.Tensor, ...]) -> None:
         if len(actual) != len(expected):
-            raise self._failure(number, results_in_words(len(actual)), results_in_words(len(expected)))
+            raise self._failure(number, counted(len(actual), "result"), counted(len(expected), "result"))
 
     def _check_witness(self) -> None:
         fusion = self._recipe.subject.fusion

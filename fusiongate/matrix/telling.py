@@ -17,7 +17,6 @@ __all__ = [
     "described",
     "failure",
     "launches_in_words",
-    "results_in_words",
     "story",
 ]
 
@@ -68,11 +67,6 @@ def described(error: Exception) -> str:
 def launches_in_words(launches: int) -> str:
     """A number of launches, such as ``no launch``."""
     return f"{launches or 'no'} {'launch' if launches in (0, 1) else 'launches'}"
-
-
-def results_in_words(results: int) -> str:
-    """A number of results, such as ``1 result``."""
-    return f"{results} {'result' if results == 1 else 'results'}"
 
 
 def called_in_words(number: int, calls: int, mode: Mode) -> str:

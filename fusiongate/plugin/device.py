@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
+from fusiongate._telling import counted
 from fusiongate.plugin.options import is_worker, options
 
 if TYPE_CHECKING:
@@ -58,8 +59,7 @@ def _select(config: pytest.Config) -> Selected:
         switch = f"--fusiongate-device={asked.device_name}"
         way_out = "run on a machine that has it, or with --fusiongate-device=host"
     raise pytest.UsageError(
-        f"{switch}: torch {torch.__version__} sees {count} GPU{'' if count == 1 else 's'} here, "
-        f"so there is no cuda:{index}: {way_out}"
+        f"{switch}: torch {torch.__version__} sees {counted(count, 'GPU')} here, so there is no cuda:{index}: {way_out}"
     )
 
 

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any
 
+from fusiongate._telling import counted
+
 __all__ = ["cell_name", "ended", "shortened", "unheld", "unlaunched", "unreported"]
 
 _NAMES = 5
@@ -39,14 +41,14 @@ def unlaunched(cells: Sequence[Mapping[str, Any]], *, require_fused: bool) -> li
     due = [cell for cell in known if cell["must_fuse"] or cell["expected"] == "fused"]
     if due and not any(cell["launches"] for cell in known):
         complaints.append(
-            f"no kernel was launched, and {_count(due)} had to launch one: {shortened(map(cell_name, due))}; "
-            f"is FUSIONGATE_DISABLE set, or a declines too strict?"
+            f"no kernel was launched, and {counted(len(due), 'cell')} had to launch one: "
+            f"{shortened(map(cell_name, due))}; is FUSIONGATE_DISABLE set, or a declines too strict?"
         )
     if require_fused:
         idle = [cell for cell in cells if cell["must_fuse"] and not cell["launches"]]
         if idle:
             complaints.append(
-                f"--fusiongate-require-fused: {_count(idle)} must fuse and launched nothing: "
+                f"--fusiongate-require-fused: {counted(len(idle), 'cell')} must fuse and launched nothing: "
                 f"{shortened(map(cell_name, idle))}"
             )
     return complaints
@@ -64,10 +66,9 @@ def unheld(cells: Sequence[Mapping[str, Any]], snapshots: Sequence[str]) -> list
     """
     recorded = [cell for cell in cells if cell.get("not_compared") and cell.get("table")]
     tables = {cell["table"]["file"] for cell in recorded}
-    missing = [(f"{_count(recorded)} had no committed path", tables)] if recorded else []
+    missing = [(f"{counted(len(recorded), 'cell')} had no committed path", tables)] if recorded else []
     if snapshots:
-        presets = "1 preset" if len(snapshots) == 1 else f"{len(snapshots)} presets"
-        missing.append((f"{presets} had no committed digests", set(snapshots)))
+        missing.append((f"{counted(len(snapshots), 'preset')} had no committed digests", set(snapshots)))
     return [
         f"--fusiongate-missing=record: {what}; candidates are in {shortened(files)}: review and commit them"
         for what, files in missing
@@ -79,18 +80,15 @@ def unreported(collected: AbstractSet[str], reported: AbstractSet[str]) -> list[
     silent = collected - reported
     if not silent:
         return []
-    tests, them = ("1 test was", "it") if len(silent) == 1 else (f"{len(silent)} tests were", "them")
-    return [f"{tests} collected and never reported, so nothing is known of {them}: {shortened(silent)}"]
+    were, them = ("was", "it") if len(silent) == 1 else ("were", "them")
+    told = f"{counted(len(silent), 'test')} {were} collected and never reported, so nothing is known of {them}"
+    return [f"{told}: {shortened(silent)}"]
 
 
 def ended(causes: Iterable[object], unstarted: Sequence[str]) -> list[str]:
     """Complain of each cause that ended a process's run, and say how many tests were not run because of them."""
     complaints = [f"{cause}: its process ran no further test" for cause in causes]
     if unstarted:
-        tests = "1 test was" if len(unstarted) == 1 else f"{len(unstarted)} tests were"
+        tests = f"{counted(len(unstarted), 'test')} {'was' if len(unstarted) == 1 else 'were'}"
         complaints.append(f"{tests} not run because of that; run what is named above again, in a new process")
     return complaints
-
-
-def _count(cells: Sequence[object]) -> str:
-    return "1 cell" if len(cells) == 1 else f"{len(cells)} cells"

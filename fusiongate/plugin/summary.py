@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fusiongate._telling import one_line
+from fusiongate._telling import counted, one_line
 from fusiongate.plugin.judgement import cell_name, shortened
 from fusiongate.plugin.recorder import RECORDER, Recorder
 
@@ -42,8 +42,8 @@ def _blocks(recorder: Recorder, *, verbose: bool) -> Iterator[list[str]]:
     cells = recorder.cells
     if cells:
         yield list(_aligned(outcome_table(cells)))
-    if counted := reasons(cells):
-        yield ["reasons", *_aligned([(f"  {outcome}", reason, str(n)) for (outcome, reason), n in counted.items()])]
+    if by_reason := reasons(cells):
+        yield ["reasons", *_aligned([(f"  {outcome}", reason, str(n)) for (outcome, reason), n in by_reason.items()])]
     limit = len(cells) if verbose else _NAMES
     for title, groups in (("not run", not_run(cells)), ("not compared", not_compared(cells))):
         if groups:
@@ -52,14 +52,12 @@ def _blocks(recorder: Recorder, *, verbose: bool) -> Iterator[list[str]]:
         yield ["not run because of a device that could not be used any more", *(f"  {n}" for n in recorder.unstarted)]
     closing = [f"environment: {environment.summary()}" for environment in recorder.environments.values()]
     if rows := recorder.writer.count:
-        closing.append(f"ledger: {_relative(recorder.writer.path, recorder.config)} ({_rows(rows)})")
-    closing += [f"path table: {_relative(path, recorder.config)} ({_rows(n)})" for path, n in recorder.tables.items()]
+        closing.append(f"ledger: {_relative(recorder.writer.path, recorder.config)} ({counted(rows, 'row')})")
+    closing += [
+        f"path table: {_relative(path, recorder.config)} ({counted(n, 'row')})" for path, n in recorder.tables.items()
+    ]
     if closing:
         yield closing
-
-
-def _rows(count: int) -> str:
-    return f"{count} row{'' if count == 1 else 's'}"
 
 
 def outcome_table(cells: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:

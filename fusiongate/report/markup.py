@@ -6,7 +6,7 @@ import html
 import itertools
 from collections.abc import Iterable, Sequence
 
-__all__ = ["Html", "counted", "element", "joined", "plain", "table"]
+__all__ = ["Html", "element", "joined", "plain", "table"]
 
 _VOID = frozenset({"br", "meta", "wbr"})
 _LINES = frozenset(
@@ -42,11 +42,6 @@ def element(tag: str, *content: str, **attributes: str | float) -> Html:
     # One row a line: two reports can be compared, and searched, as text.
     line = "\n" if tag in _LINES else ""
     return Html(f"<{tag}{named}>" if tag in _VOID else f"{line}<{tag}{named}>{joined(content)}</{tag}>")
-
-
-def counted(count: int, noun: str) -> str:
-    """A number of things, such as ``1 row``."""
-    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def table(

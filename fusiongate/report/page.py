@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
+from fusiongate._telling import counted
 from fusiongate.platforms import Environment
 from fusiongate.plugin.summary import OUTCOMES
 from fusiongate.report.evidence import UNCHECKED, VERDICTS, Evidence, Observed
-from fusiongate.report.markup import Html, counted, element, joined, plain, table
+from fusiongate.report.markup import Html, element, joined, plain, table
 from fusiongate.report.matrices import absences, attention, live, outcomes, reddened
 from fusiongate.report.snapshots import presets
 from fusiongate.report.speeds import timings

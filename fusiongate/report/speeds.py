@@ -7,8 +7,9 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
 
+from fusiongate._telling import counted
 from fusiongate.report.evidence import Evidence, TimedRun
-from fusiongate.report.markup import Html, counted, element, table
+from fusiongate.report.markup import Html, element, table
 from fusiongate.report.pictures import bar, scale_of
 from fusiongate.timing.recorded import Bounds, RecordedRow
 

@@ -12,6 +12,7 @@ from typing import Any, overload
 
 from torch import nn
 
+from fusiongate._telling import counted
 from fusiongate.errors import UsageError
 
 from .bodies import Body, bodies_of, body_of
@@ -81,8 +82,7 @@ class Scan(Sequence[FoundSite]):
 
     def __str__(self) -> str:
         mountable = sum(site.reason is None for site in self.sites)
-        number = "1 site" if len(self.sites) == 1 else f"{len(self.sites)} sites"
-        lines = [f"{number}; a gate can stand at {mountable}"]
+        lines = [f"{counted(len(self.sites), 'site')}; a gate can stand at {mountable}"]
         return "\n".join([*lines, *map(str, self.sites)])
 
 
