@@ -11,58 +11,58 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from . import kernels as kernels
     from ._atomic import write_text
-    from .contracts import Exact, Ulp
-    from .digests import digest, md5
-    from .fusions import Fusion, require_fused, warm_up
-    from .gates import Decision, Event, Reason, State
+    from .comparison.contracts import Exact, Ulp
+    from .comparison.digests import digest, md5
+    from .comparison.verdicts import Verdict, compare
+    from .gate.fusion import Fusion, require_fused, warm_up
+    from .gate.policies import After, Every, Policy, Sampled
+    from .gate.states import Decision, Event, Reason, State
     from .matrix import ADALN
     from .platforms import Environment, environment
     from .plugin.cells import FusionCase
     from .plugin.saboteurs import PlantedSaboteur
     from .plugin.snapshots import Md5Snapshot
-    from .policies import After, Every, Policy, Sampled
     from .presets import command_preset, preset
     from .scanning import rewired, scan
     from .sites import MountReport, attach, mount, mounted, unmount
     from .subjects import Subject
     from .timing.benchmarks import DeviceBenchmark
-    from .verdicts import Verdict, compare
 
 _HOMES = {
     "ADALN": "matrix",
-    "After": "policies",
-    "Decision": "gates",
+    "After": "gate.policies",
+    "Decision": "gate.states",
     "DeviceBenchmark": "timing.benchmarks",
     "Environment": "platforms",
-    "Event": "gates",
-    "Every": "policies",
-    "Exact": "contracts",
-    "Fusion": "fusions",
+    "Event": "gate.states",
+    "Every": "gate.policies",
+    "Exact": "comparison.contracts",
+    "Fusion": "gate.fusion",
     "FusionCase": "plugin.cells",
     "Md5Snapshot": "plugin.snapshots",
     "MountReport": "sites",
     "PlantedSaboteur": "plugin.saboteurs",
-    "Policy": "policies",
-    "Reason": "gates",
-    "Sampled": "policies",
-    "State": "gates",
+    "Policy": "gate.policies",
+    "Reason": "gate.states",
+    "Sampled": "gate.policies",
+    "State": "gate.states",
     "Subject": "subjects",
-    "Ulp": "contracts",
-    "Verdict": "verdicts",
+    "Ulp": "comparison.contracts",
+    "Verdict": "comparison.verdicts",
     "attach": "sites",
     "command_preset": "presets",
-    "compare": "verdicts",
-    "digest": "digests",
+    "compare": "comparison.verdicts",
+    "digest": "comparison.digests",
     "environment": "platforms",
-    "md5": "digests",
+    "md5": "comparison.digests",
     "mount": "sites",
     "mounted": "sites",
     "preset": "presets",
-    "require_fused": "fusions",
+    "require_fused": "gate.fusion",
     "rewired": "scanning",
     "scan": "scanning",
     "unmount": "sites",
-    "warm_up": "fusions",
+    "warm_up": "gate.fusion",
     "write_text": "_atomic",
 }
 """Where each public name lives."""

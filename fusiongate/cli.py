@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from fusiongate import _atomic
-from fusiongate._telling import one_line
-from fusiongate.errors import FusiongateError, UsageError
+from . import _atomic
+from ._telling import one_line
+from .errors import FusiongateError, UsageError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from fusiongate.build import Source
+    from .jit import Source
 
 __all__ = ["app", "main"]
 
@@ -33,8 +33,8 @@ app = typer.Typer(
 @app.command()
 def doctor() -> None:
     """Tell what this machine can run, and why not; exits with 1 if it can run nothing."""
-    from fusiongate.build.diagnosis import diagnose
-    from fusiongate.report import machine
+    from .jit.diagnosis import diagnose
+    from .report import machine
 
     console = _console()
     console.print(machine.versions())
@@ -62,7 +62,7 @@ def build(
     """Compile every kernel ahead of time, loading none; exits with 1 if one cannot be built."""
     from rich.progress import MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-    from fusiongate.build import Target, local_targets, prebuild
+    from .jit import Target, local_targets, prebuild
 
     targets = tuple(dict.fromkeys(map(Target.parse, arch))) if arch else local_targets()
     sources = _kernel_sources()
@@ -101,8 +101,8 @@ def judge(
     ] = False,
 ) -> None:
     """Judge the kernels of two recorded runs, by their ratios to their references and by their times."""
-    from fusiongate.timing import judging
-    from fusiongate.timing.recorded import read_run
+    from .timing import judging
+    from .timing.recorded import read_run
 
     conditions = [judging.FailOn.parse(text) for text in fail_on or ()]
     judgement = judging.judge(read_run(base), read_run(new), conditions, allow_environment=allow_environment)
@@ -118,8 +118,8 @@ def timings(
     run: Annotated[Path, typer.Argument(help="A recorded run, as --benchmark-json wrote it.")],
 ) -> None:
     """Print a recorded run as a table in Markdown: times, share of the copy's bandwidth, ratios with intervals."""
-    from fusiongate.report.timings import markdown
-    from fusiongate.timing.recorded import read_run
+    from .report.timings import markdown
+    from .timing.recorded import read_run
 
     console = _console()
     for line in markdown(read_run(run)):
@@ -141,7 +141,7 @@ def report(
     ),
 ) -> None:
     """Write one HTML page about runs and machines: outcomes, reasons, what was not run, presets and timings."""
-    from fusiongate.report.files import newest_ledger, write_report
+    from .report.files import newest_ledger, write_report
 
     chosen = ledgers or [newest_ledger(Path())]
     told = write_report(chosen, timings or (), output)
@@ -165,7 +165,7 @@ def certify(
     ] = Path("snapshots"),
 ) -> None:
     """Try a kernel's arithmetic on every operand there is, against eager; exits with 1 on a counterexample."""
-    from fusiongate.certificates import Found, StageResult, certify, check_request, device_named
+    from .certificates import Found, StageResult, certify, check_request, device_named
 
     console = _console()
 
@@ -196,8 +196,8 @@ def scan(
     json: Annotated[bool, typer.Option("--json", help="Print the sites as JSON.")] = False,
 ) -> None:
     """List the adaLN chains in somebody else's source; exits with 1 if there is none."""
-    from fusiongate.scanning import scan as find
-    from fusiongate.scanning.targets import named_target
+    from .scanning import scan as find
+    from .scanning.targets import named_target
 
     found = find(named_target(target))
     console = _console()
@@ -253,7 +253,7 @@ def _console(*, stderr: bool = False) -> Console:
 
 def _kernel_sources() -> tuple[Source, ...]:
     try:
-        from fusiongate.kernels import SOURCES
+        from .kernels import SOURCES
     except ImportError as error:
         raise UsageError(f"the kernels' sources are missing: {error}; install fusiongate again") from error
     return tuple(SOURCES)

@@ -21,9 +21,9 @@ from typing import Literal
 
 from torch import nn
 
-from .contracts import Exact
+from .comparison.contracts import Exact
 from .errors import MountError, UsageError
-from .fusions import Fusion
+from .gate.fusion import Fusion
 
 __all__ = ["MountReport", "Quality", "Site", "attach", "detach", "mount", "mounted", "site_of", "token_of", "unmount"]
 

@@ -18,11 +18,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from .contracts import Contract, Exact
+from .comparison.contracts import Contract, Exact
 from .errors import UsageError
 
 if TYPE_CHECKING:
-    from .fusions import Fusion
+    from .gate.fusion import Fusion
 
 __all__ = ["ADALN", "GridLauncher", "Launcher", "Spy", "Subject", "Trial"]
 
@@ -163,8 +163,8 @@ class Subject:
 
     def sources(self) -> str:
         """The hash of the sources that its evidence is from; empty for kernels of others, of which none is known."""
-        from fusiongate import kernels
-        from fusiongate.build import source_hash
+        from . import kernels
+        from .jit import source_hash
 
         ours = [*kernels.FUSIONS, *(fusion.host for fusion in kernels.FUSIONS)]
         return source_hash(kernels.SOURCES) if any(self.fusion is one for one in ours if one is not None) else ""

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fusiongate.fusions import Fusion
+from fusiongate.gate.fusion import Fusion
 
 from .launching import Entry, Launcher
 from .orders import composite_rstd, lane_grid

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fusiongate.build import Source, Target, library
-from fusiongate.signatures import is_plain_call
+from fusiongate.gate.signatures import is_plain_call
+from fusiongate.jit import Source, Target, library
 
 __all__ = ["AdmittedCalls", "Entry", "Launcher"]
 
@@ -83,7 +83,7 @@ class Launcher:
 
 
 class AdmittedCalls:
-    """See :class:`fusiongate.admissions.Admission`; the library of the device that was seen first keeps the calls."""
+    """See :class:`fusiongate.gate.fast_path.Admission`; the first device's library keeps the calls."""
 
     __slots__ = ("__weakref__", "_admit", "_forget", "_handle", "_launch", "_launcher", "_operands", "_target")
 

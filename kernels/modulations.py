@@ -7,7 +7,7 @@ from functools import partial
 
 from torch import Tensor
 
-from fusiongate.fusions import Fusion
+from fusiongate.gate.fusion import Fusion
 
 from .launching import Entry, Launcher
 from .predicates import declined_modulation, row_bucket

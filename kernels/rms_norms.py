@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fusiongate.contracts import Ulp
-from fusiongate.fusions import Fusion
+from fusiongate.comparison.contracts import Ulp
+from fusiongate.gate.fusion import Fusion
 
 from .launching import Entry, Launcher
 from .orders import row_kernel_rstd

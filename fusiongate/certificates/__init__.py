@@ -1,8 +1,8 @@
 """Certificates: a kernel's arithmetic tried on every operand there is, stage by stage, against eager."""
 
-from fusiongate.certificates.certifying import KERNELS, certify, check_request, counterexample, device_named
-from fusiongate.certificates.records import Certificate, Counterexample, StageResult
-from fusiongate.certificates.trials import Found
+from .certifying import KERNELS, certify, check_request, counterexample, device_named
+from .records import Certificate, Counterexample, StageResult
+from .trials import Found
 
 __all__ = [
     "KERNELS",

@@ -7,16 +7,17 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from fusiongate.build import source_hash
-from fusiongate.certificates.evidence import ROWS, evidence
-from fusiongate.certificates.operands import VALUES
-from fusiongate.certificates.records import Certificate, Counterexample, StageResult, name_of
-from fusiongate.certificates.stages import EVERY_OP, ONCE, Bench
-from fusiongate.certificates.trials import Found, Trials
 from fusiongate.errors import UsageError
-from fusiongate.fusions import Fusion
+from fusiongate.gate.fusion import Fusion
+from fusiongate.jit import source_hash
 from fusiongate.kernels import FUSIONS, SOURCES
 from fusiongate.platforms import environment
+
+from .evidence import ROWS, evidence
+from .operands import VALUES
+from .records import Certificate, Counterexample, StageResult, name_of
+from .stages import EVERY_OP, ONCE, Bench
+from .trials import Found, Trials
 
 __all__ = ["KERNELS", "certify", "check_request", "counterexample", "device_named"]
 

@@ -8,11 +8,12 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from fusiongate.certificates.records import Counterexample, StageResult
-from fusiongate.certificates.trials import Found
+from fusiongate.comparison.verdicts import compare
 from fusiongate.errors import UsageError
-from fusiongate.fusions import Fusion
-from fusiongate.verdicts import compare
+from fusiongate.gate.fusion import Fusion
+
+from .records import Counterexample, StageResult
+from .trials import Found
 
 __all__ = ["ROWS", "evidence"]
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from fusiongate.bits import integer_view
+from fusiongate.comparison.bits import integer_view
 
 __all__ = ["VALUES", "all_values", "blocks", "chosen", "fp32_from", "on_ties", "rows"]
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fusiongate import _atomic
-from fusiongate.bits import dtype_name, integer_view
+from fusiongate.comparison.bits import dtype_name, integer_view
 from fusiongate.errors import UsageError
 from fusiongate.platforms import Environment
 

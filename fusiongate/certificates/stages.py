@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fusiongate.bits import integer_view
-from fusiongate.certificates.operands import VALUES, all_values, blocks, chosen, fp32_from, on_ties, rows
-from fusiongate.fusions import Fusion
+from fusiongate.comparison.bits import integer_view
+from fusiongate.gate.fusion import Fusion
+
+from .operands import VALUES, all_values, blocks, chosen, fp32_from, on_ties, rows
 
 __all__ = ["EVERY_OP", "ONCE", "Bench", "Schedule", "Stage"]
 

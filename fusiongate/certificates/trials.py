@@ -8,11 +8,12 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from fusiongate.bits import integer_view
-from fusiongate.certificates.records import Counterexample, StageResult
+from fusiongate.comparison.bits import integer_view
+from fusiongate.comparison.verdicts import bits_differ, compare
 from fusiongate.errors import UsageError
-from fusiongate.fusions import Fusion
-from fusiongate.verdicts import bits_differ, compare
+from fusiongate.gate.fusion import Fusion
+
+from .records import Counterexample, StageResult
 
 __all__ = ["Found", "Trials"]
 

@@ -11,24 +11,18 @@ from typing import Any
 import torch
 
 from fusiongate._telling import counted
-from fusiongate.contracts import Exact
+from fusiongate.comparison.contracts import Exact
+from fusiongate.comparison.verdicts import compare
 from fusiongate.errors import FusiongateError
-from fusiongate.matrix.cells import Cell, CellFailure, CellResult, NotRun, Outcome, Path
-from fusiongate.matrix.recipe import Recipe, Step
-from fusiongate.matrix.results import Watched, metadata_of, results_of, shares_memory
-from fusiongate.matrix.sizes import HUGE_ELEMENTS
-from fusiongate.matrix.telling import (
-    called_in_words,
-    calls_in_words,
-    described,
-    failure,
-    launches_in_words,
-    story,
-)
-from fusiongate.matrix.tracing import of_the_compiler
-from fusiongate.signatures import tensors_of
+from fusiongate.gate.signatures import tensors_of
 from fusiongate.subjects import Launcher, Trial
-from fusiongate.verdicts import compare
+
+from .cells import Cell, CellFailure, CellResult, NotRun, Outcome, Path
+from .recipe import Recipe, Step
+from .results import Watched, metadata_of, results_of, shares_memory
+from .sizes import HUGE_ELEMENTS
+from .telling import called_in_words, calls_in_words, described, failure, launches_in_words, story
+from .tracing import of_the_compiler
 
 __all__ = ["PreparedCell"]
 

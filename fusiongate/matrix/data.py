@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import torch
 
-from fusiongate.matrix.cells import NotRun
-from fusiongate.matrix.inputs import Inputs
-from fusiongate.matrix.sizes import HUGE_ELEMENTS
+from .cells import NotRun
+from .inputs import Inputs
+from .sizes import HUGE_ELEMENTS
 
 __all__ = ["DATA", "Draw", "Kind", "can_cancel", "generator_for", "normal"]
 

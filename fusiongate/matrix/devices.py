@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from fusiongate.matrix.cells import NotRun, Selected
+from .cells import NotRun, Selected
 
 __all__ = ["DEVICES", "Placement", "check_memory"]
 

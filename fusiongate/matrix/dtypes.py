@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from fusiongate.matrix.inputs import Inputs
+from .inputs import Inputs
 
 __all__ = ["DTYPES", "DtypePlan", "dtypes_for"]
 

@@ -10,10 +10,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
 
-from fusiongate.matrix.data import DATA
-from fusiongate.matrix.devices import DEVICES
-from fusiongate.matrix.lifecycles import LIFECYCLES
-from fusiongate.matrix.modes import MODES
+from .data import DATA
+from .devices import DEVICES
+from .lifecycles import LIFECYCLES
+from .modes import MODES
 
 __all__ = ["PAIRINGS", "Pairing", "expand"]
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from fusiongate.matrix.inputs import Inputs, Operand, Role, Size
-from fusiongate.matrix.memory import aligned, aligned_copy
+from .inputs import Inputs, Operand, Role, Size
+from .memory import aligned, aligned_copy
 
 __all__ = ["Layout", "layouts_for"]
 

@@ -18,12 +18,13 @@ from unittest import mock
 
 import torch
 
-from fusiongate.bits import integer_view
+from fusiongate.comparison.bits import integer_view
 from fusiongate.errors import BuildError
-from fusiongate.matrix.cells import NotRun, Path
-from fusiongate.policies import After
-from fusiongate.signatures import tensors_of
+from fusiongate.gate.policies import After
+from fusiongate.gate.signatures import tensors_of
 from fusiongate.subjects import Launcher, Trial
+
+from .cells import NotRun, Path
 
 __all__ = ["LIFECYCLES", "Lifecycle", "almost_right"]
 

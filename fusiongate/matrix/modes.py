@@ -12,9 +12,10 @@ from unittest import mock
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fusiongate.matrix import streams, tracing
-from fusiongate.signatures import tensors_of
+from fusiongate.gate.signatures import tensors_of
 from fusiongate.subjects import Subject
+
+from . import streams, tracing
 
 __all__ = ["MODES", "Forced", "Mode"]
 

@@ -14,7 +14,8 @@ from pathlib import Path
 from fusiongate import _atomic
 from fusiongate._reading import parse_json, read_bytes
 from fusiongate.errors import SnapshotError, UsageError
-from fusiongate.matrix.cells import CellResult
+
+from .cells import CellResult
 
 __all__ = ["PathTable"]
 

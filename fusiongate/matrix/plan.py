@@ -9,21 +9,22 @@ from typing import Any
 import torch
 
 from fusiongate.errors import UsageError
-from fusiongate.fusions import Fusion
-from fusiongate.matrix.cells import Cell, NotRun, Selected
-from fusiongate.matrix.check import PreparedCell
-from fusiongate.matrix.data import DATA, Draw, can_cancel, generator_for
-from fusiongate.matrix.devices import DEVICES, check_memory
-from fusiongate.matrix.dtypes import dtypes_for
-from fusiongate.matrix.expansion import axis_values, expand
-from fusiongate.matrix.inputs import Factory, Inputs, Size
-from fusiongate.matrix.layouts import layouts_for
-from fusiongate.matrix.lifecycles import LIFECYCLES
-from fusiongate.matrix.memory import aligned_copy, realigned
-from fusiongate.matrix.modes import MODES
-from fusiongate.matrix.recipe import Recipe
-from fusiongate.matrix.sizes import HUGE_ELEMENTS, LARGE_ELEMENTS, sizes_for
+from fusiongate.gate.fusion import Fusion
 from fusiongate.subjects import ADALN, Subject
+
+from .cells import Cell, NotRun, Selected
+from .check import PreparedCell
+from .data import DATA, Draw, can_cancel, generator_for
+from .devices import DEVICES, check_memory
+from .dtypes import dtypes_for
+from .expansion import axis_values, expand
+from .inputs import Factory, Inputs, Size
+from .layouts import layouts_for
+from .lifecycles import LIFECYCLES
+from .memory import aligned_copy, realigned
+from .modes import MODES
+from .recipe import Recipe
+from .sizes import HUGE_ELEMENTS, LARGE_ELEMENTS, sizes_for
 
 __all__ = ["Matrix"]
 

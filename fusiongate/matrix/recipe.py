@@ -8,11 +8,12 @@ from typing import Any
 
 import torch
 
-from fusiongate.matrix.cells import Cell, Path
-from fusiongate.matrix.lifecycles import Lifecycle
-from fusiongate.matrix.modes import Mode
-from fusiongate.signatures import tensors_of
+from fusiongate.gate.signatures import tensors_of
 from fusiongate.subjects import Subject
+
+from .cells import Cell, Path
+from .lifecycles import Lifecycle
+from .modes import Mode
 
 __all__ = ["Recipe", "Step"]
 

@@ -7,10 +7,11 @@ from typing import Any
 
 import torch
 
-from fusiongate.bits import normalised_strides
-from fusiongate.matrix.sizes import HUGE_ELEMENTS
-from fusiongate.signatures import tensors_of
-from fusiongate.verdicts import bits_differ
+from fusiongate.comparison.bits import normalised_strides
+from fusiongate.comparison.verdicts import bits_differ
+from fusiongate.gate.signatures import tensors_of
+
+from .sizes import HUGE_ELEMENTS
 
 __all__ = ["Watched", "metadata_of", "results_of", "shares_memory"]
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from fusiongate.errors import UsageError
-from fusiongate.matrix.inputs import Inputs, Size
+
+from .inputs import Inputs, Size
 
 __all__ = ["ADALN_SIZES", "HUGE_ELEMENTS", "LARGE_ELEMENTS", "sizes_for"]
 

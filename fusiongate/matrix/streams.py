@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from fusiongate.signatures import tensors_of
+from fusiongate.gate.signatures import tensors_of
 
 __all__ = [
     "REPEATS",

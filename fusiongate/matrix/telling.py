@@ -6,10 +6,11 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from fusiongate.matrix.cells import Cell, CellFailure
-from fusiongate.matrix.modes import Mode
+from fusiongate.comparison.verdicts import compare
 from fusiongate.subjects import Trial
-from fusiongate.verdicts import compare
+
+from .cells import Cell, CellFailure
+from .modes import Mode
 
 __all__ = [
     "called_in_words",

@@ -16,16 +16,11 @@ from typing import TypeAlias
 import torch
 from torch import Tensor, nn
 
-from ..errors import FusiongateError
-from ..fusions import Fusion
-from ..gates import Reason, State
-from ..kernels import (
-    composite_rms_norm_modulate,
-    modulate,
-    rms_norm_modulate,
-    rms_norm_modulate_high,
-)
-from ..sites import attach, site_of
+from fusiongate.errors import FusiongateError
+from fusiongate.gate.fusion import Fusion
+from fusiongate.gate.states import Reason, State
+from fusiongate.kernels import composite_rms_norm_modulate, modulate, rms_norm_modulate, rms_norm_modulate_high
+from fusiongate.sites import attach, site_of
 
 __all__ = ["Norm", "attach_high", "ltx2_modulate", "ltx2_rms_norm_modulate"]
 

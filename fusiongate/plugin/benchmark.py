@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from fusiongate.plugin.rows import record
+from .rows import record
 
 if TYPE_CHECKING:
-    from fusiongate.fusions import Fusion
+    from fusiongate.gate.fusion import Fusion
     from fusiongate.subjects import Subject
     from fusiongate.timing.benchmarks import DeviceBenchmark
     from fusiongate.timing.measuring import Timer
@@ -51,9 +51,9 @@ def device_benchmark(request: pytest.FixtureRequest) -> DeviceBenchmark:
         from fusiongate.platforms import environment
         from fusiongate.timing.benchmarks import benchmark
         from fusiongate.timing.clocks import clock_limits
+        from fusiongate.timing.device_lock import turn
         from fusiongate.timing.measuring import common_device
         from fusiongate.timing.pairing import Settings
-        from fusiongate.timing.turns import turn
 
         device = common_device(args)
         settings = Settings(seconds=seconds, margin=margin, precision=precision)

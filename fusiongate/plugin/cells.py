@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 from fusiongate.errors import FusiongateError
-from fusiongate.plugin import paths
-from fusiongate.plugin.device import select
-from fusiongate.plugin.options import kernels_disabled
-from fusiongate.plugin.rows import record
+
+from . import paths
+from .device import select
+from .options import kernels_disabled
+from .rows import record
 
 if TYPE_CHECKING:
     import torch

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Final
 import pytest
 
 from fusiongate._telling import counted
-from fusiongate.plugin.options import is_worker, options
+
+from .options import is_worker, options
 
 if TYPE_CHECKING:
     import torch

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from fusiongate.platforms import Environment
-from fusiongate.plugin.recorder import RECORDER, Failure, Recorder
-from fusiongate.plugin.summary import not_compared, not_run, outcome_table, reasons
+
+from .recorder import RECORDER, Failure, Recorder
+from .summary import not_compared, not_run, outcome_table, reasons
 
 __all__ = ["annotation", "step_summary"]
 

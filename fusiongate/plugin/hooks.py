@@ -7,7 +7,7 @@ pytest_plugins = (
     "fusiongate.plugin.options",
     "fusiongate.plugin.device",
     "fusiongate.plugin.rows",
-    "fusiongate.plugin.poisoned",
+    "fusiongate.plugin.device_health",
     "fusiongate.plugin.recorder",
     "fusiongate.plugin.cells",
     "fusiongate.plugin.kernels",
@@ -16,7 +16,7 @@ pytest_plugins = (
     "fusiongate.plugin.preset_times",
     "fusiongate.plugin.benchmark",
     "fusiongate.plugin.timings",
-    "fusiongate.plugin.pinning",
+    "fusiongate.plugin.gpu_affinity",
     "fusiongate.plugin.summary",
     "fusiongate.plugin.github",
 )

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from fusiongate.plugin.device import select
+from .device import select
 
 if TYPE_CHECKING:
-    from fusiongate.fusions import Fusion
+    from fusiongate.gate.fusion import Fusion
 
 __all__ = ["composite_rms_norm_modulate", "modulate", "rms_norm_modulate"]
 

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 from fusiongate.platforms import platform_of
-from fusiongate.plugin.options import options
+
+from .options import options
 
 if TYPE_CHECKING:
     from fusiongate.matrix import CellResult, Matrix, PathTable, Selected

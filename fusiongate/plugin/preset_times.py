@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from fusiongate.errors import UsageError
-from fusiongate.plugin.device import select
-from fusiongate.plugin.rows import record
+
+from .device import select
+from .rows import record
 
 if TYPE_CHECKING:
     from fusiongate.presets import Preset, PresetTimes
@@ -29,7 +30,7 @@ def preset_times(request: pytest.FixtureRequest) -> Callable[..., PresetTimes]:
         from fusiongate.platforms import environment
         from fusiongate.presets import missing_for, time_preset
         from fusiongate.timing.clocks import clock_limits
-        from fusiongate.timing.turns import turn
+        from fusiongate.timing.device_lock import turn
 
         device = select(request.config).torch_device
         missing = missing_for(preset, size, device)

@@ -14,11 +14,12 @@ import pytest
 from fusiongate import _atomic, ledger
 from fusiongate.errors import LedgerError, SnapshotError
 from fusiongate.platforms import Environment
-from fusiongate.plugin import judgement
-from fusiongate.plugin.options import is_worker, options
-from fusiongate.plugin.paths import record_tables
-from fusiongate.plugin.poisoned import Poisoning, poisoning
-from fusiongate.plugin.rows import observations
+
+from . import session_checks as judgement
+from .device_health import Poisoning, poisoning
+from .options import is_worker, options
+from .paths import record_tables
+from .rows import observations
 
 __all__ = ["RECORDER", "Failure", "Recorder"]
 

@@ -11,7 +11,8 @@ import pytest
 
 from fusiongate import ledger
 from fusiongate.platforms import Environment, environment
-from fusiongate.plugin.device import select
+
+from .device import select
 
 __all__ = ["Observation", "observations", "record"]
 

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 from fusiongate.errors import UsageError
-from fusiongate.plugin.device import select
+
+from .device import select
 
 if TYPE_CHECKING:
-    from fusiongate.fusions import Fusion
+    from fusiongate.gate.fusion import Fusion
     from fusiongate.sabotage import Detector, Saboteur
 
 __all__ = ["PlantedSaboteur", "saboteur"]
@@ -61,8 +62,8 @@ class PlantedSaboteur:
         run*. So is one that shows later than on first sight.
         """
         __tracebackhide__ = True
+        from fusiongate.comparison.verdicts import compare
         from fusiongate.sabotage import Detector
-        from fusiongate.verdicts import compare
 
         if Detector.FIRST_SIGHT not in self.saboteur.detectors:
             pytest.skip(f"not run: {self.name}: first sight cannot see it ({self.saboteur.story})")

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 from fusiongate.errors import FusiongateError, SnapshotError
-from fusiongate.plugin.device import select
-from fusiongate.plugin.options import options
-from fusiongate.plugin.rows import record
+
+from .device import select
+from .options import options
+from .rows import record
 
 if TYPE_CHECKING:
     import torch
@@ -223,7 +224,7 @@ class Md5Snapshot:
 
     def _store(self, path: Path, text: str, *, any_difference: bool) -> bool:
         """Hand a text to syrupy, which compares it, and writes it where it was asked to update."""
-        from fusiongate.plugin.snapshot_files import extension_for
+        from .snapshot_files import extension_for
 
         snapshot: SnapshotAssertion = self._snapshot()
         file = snapshot.use_extension(extension_for(path, any_difference=any_difference))

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from fusiongate._telling import counted, one_line
-from fusiongate.plugin.judgement import cell_name, shortened
-from fusiongate.plugin.recorder import RECORDER, Recorder
+
+from .recorder import RECORDER, Recorder
+from .session_checks import cell_name, shortened
 
 __all__ = ["OUTCOMES", "not_compared", "not_run", "outcome_table", "reasons"]
 

@@ -16,12 +16,13 @@ import pytest
 
 from fusiongate.errors import UsageError
 from fusiongate.platforms import environment
-from fusiongate.plugin.device import select
-from fusiongate.plugin.options import is_worker
-from fusiongate.plugin.recorder import RECORDER
-from fusiongate.plugin.rows import observations
 from fusiongate.timing.recorded import MACHINE_KEY, environment_differences
 from fusiongate.timing.rows import TimedRow
+
+from .device import select
+from .options import is_worker
+from .recorder import RECORDER
+from .rows import observations
 
 __all__ = ["TIMINGS", "Timings"]
 

@@ -1,21 +1,21 @@
 """Presets: named, seeded, repeatable runs of real architectures, fused against eager, with digests of every step.
 
-Numbers come from :mod:`fusiongate.presets.draws`; runs from :mod:`fusiongate.presets.running`, here or in a process
+Numbers come from :mod:`fusiongate.presets.rng`; runs from :mod:`fusiongate.presets.running`, here or in a process
 of their own.
 """
 
 from fusiongate.errors import SnapshotError
 
 from .baselines import Nondeterministic, location, settle, stale
-from .draws import fill, normal, uniform
 from .judgements import Judgement, judge
+from .op_bisect import Parting, parting
 from .outputs import command_preset, decode
-from .processes import PresetProcess, run_fresh
 from .records import Difference, PresetRecord, first_difference
 from .registry import PRESETS, Preset, Run, Size, Steps, lookup, preset
+from .rng import fill, normal, uniform
 from .running import ArmRun, PresetRun, kernel_sources, missing_for, run_arm, run_preset, steps_of, usual_ops
 from .timings import HEADINGS, PresetTimes, TimedArm, time_preset
-from .traces import Parting, parting
+from .worker import PresetProcess, run_fresh
 
 __all__ = [
     "HEADINGS",

@@ -2,6 +2,6 @@
 
 import sys
 
-from .processes import main
+from .worker import main
 
 sys.exit(main())

@@ -15,11 +15,11 @@ from fusiongate._reading import parse_json, read_bytes
 from fusiongate.errors import SnapshotError, UsageError
 from fusiongate.platforms import Environment
 
-from .processes import PresetProcess, run_fresh
+from .op_bisect import OpRecord, Parting, parting
 from .records import SCHEMA, PresetRecord, first_difference
 from .registry import Preset, Size
 from .running import PresetRun
-from .traces import OpRecord, Parting, parting
+from .worker import PresetProcess, run_fresh
 
 __all__ = ["Nondeterministic", "establish", "load", "loads", "location", "settle", "stale"]
 

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from fusiongate.errors import UsageError
 
-from .films import SUFFIXES, film
 from .registry import Preset, Run, Size, Steps, declared
+from .video import SUFFIXES, film
 
 __all__ = ["command_preset", "decode", "decoders"]
 

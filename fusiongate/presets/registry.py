@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from fusiongate.errors import UsageError
-from fusiongate.fusions import Fusion
+from fusiongate.gate.fusion import Fusion
 from fusiongate.scanning import RewireReport, rewired
 
-from .draws import fill, normal, uniform
+from .rng import fill, normal, uniform
 
 __all__ = ["PRESETS", "Arm", "Preset", "Run", "Size", "Steps", "declared", "lookup", "preset"]
 

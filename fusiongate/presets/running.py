@@ -12,12 +12,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fusiongate.build import source_hash
-from fusiongate.digests import digest
+from fusiongate.comparison.digests import digest
 from fusiongate.errors import UsageError
-from fusiongate.fusions import Fusion
+from fusiongate.gate.device_state import wait_for
+from fusiongate.gate.fusion import Fusion
+from fusiongate.jit import source_hash
 from fusiongate.platforms import environment
-from fusiongate.surroundings import wait_for
 
 from .records import ArmRecord, PresetRecord, TensorRecord
 from .registry import Arm, Preset, Run, Size, Steps

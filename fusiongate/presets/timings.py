@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from fusiongate.errors import UsageError
-from fusiongate.fusions import Fusion
-from fusiongate.surroundings import wait_for
+from fusiongate.gate.device_state import wait_for
+from fusiongate.gate.fusion import Fusion
 from fusiongate.timing.intervals import median_interval
 from fusiongate.timing.pairing import Schedule, Settings, pair
 from fusiongate.timing.ratios import Ratio

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fusiongate import _atomic
-from fusiongate.contracts import Ulp
+from fusiongate.comparison.contracts import Ulp
 from fusiongate.errors import UsageError
-from fusiongate.fusions import Fusion
-from fusiongate.gates import Reason
+from fusiongate.gate.fusion import Fusion
+from fusiongate.gate.states import Reason
 from fusiongate.kernels import FUSIONS
 
 __all__ = ["DOMAINS", "GATE_REASONS", "REASONS", "Domain", "Explained", "page"]

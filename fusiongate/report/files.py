@@ -9,8 +9,9 @@ from fusiongate import _atomic
 from fusiongate._reading import read_bytes
 from fusiongate.errors import UsageError
 from fusiongate.plugin.recorder import FOLDER
-from fusiongate.report.evidence import Evidence, gather
-from fusiongate.report.page import MARK, page
+
+from .evidence import Evidence, gather
+from .page import MARK, page
 
 __all__ = ["newest_ledger", "write_report"]
 

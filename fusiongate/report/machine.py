@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator
 
 from fusiongate import _atomic
 from fusiongate._telling import one_line
-from fusiongate.build.cache import CACHE_VARIABLE, cache_folder, cached_entries
-from fusiongate.build.diagnosis import TargetState
+from fusiongate.jit.cache import CACHE_VARIABLE, cache_folder, cached_entries
+from fusiongate.jit.diagnosis import TargetState
 
 __all__ = ["lines", "versions"]
 

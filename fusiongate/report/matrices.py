@@ -6,10 +6,11 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from fusiongate.plugin.judgement import cell_name, unlaunched
+from fusiongate.plugin.session_checks import cell_name, unlaunched
 from fusiongate.plugin.summary import not_compared, not_run, outcome_table, reasons
-from fusiongate.report.evidence import UNCHECKED, Evidence, Observed
-from fusiongate.report.markup import Html, element, joined, table
+
+from .evidence import UNCHECKED, Evidence, Observed
+from .markup import Html, element, joined, table
 
 __all__ = ["absences", "attention", "by_environment", "live", "outcomes", "reddened"]
 

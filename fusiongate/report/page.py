@@ -8,12 +8,13 @@ from collections.abc import Iterable, Iterator
 from fusiongate._telling import counted
 from fusiongate.platforms import Environment
 from fusiongate.plugin.summary import OUTCOMES
-from fusiongate.report.evidence import UNCHECKED, VERDICTS, Evidence, Observed
-from fusiongate.report.markup import Html, element, joined, plain, table
-from fusiongate.report.matrices import absences, attention, live, outcomes, reddened
-from fusiongate.report.snapshots import presets
-from fusiongate.report.speeds import timings
-from fusiongate.report.style import STYLE
+
+from .evidence import UNCHECKED, VERDICTS, Evidence, Observed
+from .markup import Html, element, joined, plain, table
+from .matrices import absences, attention, live, outcomes, reddened
+from .snapshots import presets
+from .speedups import timings
+from .style import STYLE
 
 __all__ = ["MARK", "page"]
 

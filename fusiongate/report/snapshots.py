@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from fusiongate.report.evidence import Evidence, Observed
-from fusiongate.report.markup import Html, element, joined, table
+from .evidence import Evidence, Observed
+from .markup import Html, element, joined, table
 
 __all__ = ["presets"]
 

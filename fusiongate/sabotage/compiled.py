@@ -8,12 +8,13 @@ from typing import Any
 
 import torch
 
-from fusiongate.build import Target, prebuild
 from fusiongate.errors import UsageError
-from fusiongate.fusions import Fusion
+from fusiongate.gate.fusion import Fusion
+from fusiongate.jit import Target, prebuild
 from fusiongate.kernels import FUSIONS
 from fusiongate.kernels.launching import Entry, Launcher
-from fusiongate.sabotage.saboteurs import SEEN, Detector, Saboteur, corrupted, declared
+
+from .saboteurs import SEEN, Detector, Saboteur, corrupted, declared
 
 __all__ = ["COMPILED", "built", "planted"]
 

@@ -7,20 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fusiongate.fusions import Fusion
-from fusiongate.sabotage.saboteurs import (
-    SEEN,
-    SOON,
-    Detector,
-    Launcher,
-    Saboteur,
-    afterwards,
-    corrupted,
-    declared,
-    generic,
-    later,
-)
-from fusiongate.signatures import tensors_of
+from fusiongate.gate.fusion import Fusion
+from fusiongate.gate.signatures import tensors_of
+
+from .saboteurs import SEEN, SOON, Detector, Launcher, Saboteur, afterwards, corrupted, declared, generic, later
 
 __all__ = ["CONDUCT"]
 

@@ -11,19 +11,20 @@ from typing import Any
 import torch
 
 from fusiongate import certificates
-from fusiongate.digests import md5
+from fusiongate.comparison.digests import md5
 from fusiongate.errors import TimingError
-from fusiongate.fusions import Fusion
-from fusiongate.gates import State
+from fusiongate.gate.device_state import wait_for
+from fusiongate.gate.fusion import Fusion
+from fusiongate.gate.policies import Every, Policy
+from fusiongate.gate.states import State
 from fusiongate.kernels import FUSIONS
 from fusiongate.matrix import ADALN, Cell, CellFailure, Matrix, PreparedCell, Selected
-from fusiongate.policies import Every, Policy
-from fusiongate.sabotage.saboteurs import Detector, Saboteur
-from fusiongate.surroundings import wait_for
 from fusiongate.timing.arms import Arm
 from fusiongate.timing.measuring import measure
 from fusiongate.timing.pairing import Settings
 from fusiongate.timing.ratios import Outcome
+
+from .saboteurs import Detector, Saboteur
 
 __all__ = ["Catch", "Stage", "caught", "looked_at"]
 

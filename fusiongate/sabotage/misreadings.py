@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fusiongate.fusions import Fusion
-from fusiongate.sabotage.saboteurs import SEEN, Launcher, Saboteur, Spoil, corrupted, declared, generic
+from fusiongate.gate.fusion import Fusion
+
+from .saboteurs import SEEN, Launcher, Saboteur, Spoil, corrupted, declared, generic
 
 __all__ = ["MISREADINGS", "each"]
 

@@ -8,9 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fusiongate.digests import md5
-from fusiongate.fusions import Fusion
-from fusiongate.sabotage.saboteurs import (
+from fusiongate.comparison.digests import md5
+from fusiongate.gate.fusion import Fusion
+from fusiongate.gate.signatures import tensors_of
+
+from .saboteurs import (
     LATE,
     SEEN,
     SOON,
@@ -24,7 +26,6 @@ from fusiongate.sabotage.saboteurs import (
     later,
     on_result,
 )
-from fusiongate.signatures import tensors_of
 
 __all__ = ["OUTPUTS"]
 

@@ -7,9 +7,10 @@ from pathlib import Path
 
 from fusiongate import _atomic
 from fusiongate.errors import UsageError
-from fusiongate.sabotage.registry import SABOTEURS
-from fusiongate.sabotage.saboteurs import Detector
-from fusiongate.sabotage.tables import markdown
+
+from .registry import SABOTEURS
+from .saboteurs import Detector
+from .tables import markdown
 
 __all__ = ["page"]
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from fusiongate.errors import UsageError
-from fusiongate.sabotage.compiled import COMPILED
-from fusiongate.sabotage.conduct import CONDUCT
-from fusiongate.sabotage.misreadings import MISREADINGS
-from fusiongate.sabotage.outputs import OUTPUTS
-from fusiongate.sabotage.saboteurs import Saboteur
-from fusiongate.sabotage.values import VALUES
+
+from .compiled import COMPILED
+from .conduct import CONDUCT
+from .misreadings import MISREADINGS
+from .outputs import OUTPUTS
+from .saboteurs import Saboteur
+from .values import VALUES
 
 __all__ = ["GENERIC", "SABOTEURS", "saboteur"]
 

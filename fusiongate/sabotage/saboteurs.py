@@ -10,7 +10,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from fusiongate.errors import UsageError
-from fusiongate.fusions import Fusion
+from fusiongate.gate.fusion import Fusion
 
 __all__ = [
     "LATE",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from enum import StrEnum
 
-from fusiongate.sabotage.saboteurs import Detector, Saboteur
+from .saboteurs import Detector, Saboteur
 
 __all__ = ["Outcome", "markdown", "summary", "table"]
 

@@ -8,22 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fusiongate.bits import integer_view
-from fusiongate.fusions import Fusion
-from fusiongate.sabotage.misreadings import each
-from fusiongate.sabotage.saboteurs import (
-    LATE,
-    SEEN,
-    SOON,
-    Detector,
-    Launcher,
-    Saboteur,
-    Spoil,
-    declared,
-    generic,
-    later,
-    on_result,
-)
+from fusiongate.comparison.bits import integer_view
+from fusiongate.gate.fusion import Fusion
+
+from .misreadings import each
+from .saboteurs import LATE, SEEN, SOON, Detector, Launcher, Saboteur, Spoil, declared, generic, later, on_result
 
 __all__ = ["VALUES", "spoil_last", "wide_chain"]
 

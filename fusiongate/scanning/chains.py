@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from .flow import Definition, Flow, FunctionNode, analyse
+from .def_use import Definition, Flow, FunctionNode, analyse
 from .links import Chain, NormCall, Operand
 from .patterns import VIEWS, is_norm_call, takes_whole_dimensions, without_cast
 from .writes import own_parts, writes

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from .flow import Definition
+from .def_use import Definition
 
 __all__ = ["Chain", "NormCall", "Operand"]
 

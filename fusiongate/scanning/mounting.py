@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from fusiongate.errors import UsageError
-from fusiongate.fusions import Fusion
+from fusiongate.gate.fusion import Fusion
 
 from .bodies import Body, bodies_of
 from .found import FoundSite, describe, norm_in

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .flow import Definition
+from .def_use import Definition
 from .links import Chain, Operand
 from .sources import FunctionSource
 

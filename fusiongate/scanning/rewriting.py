@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from types import CellType, CodeType, FunctionType
 from typing import Any
 
-from .flow import Flow
+from .def_use import Flow
 from .links import Operand
 from .references import Placement, parameters
 from .sources import FunctionSource

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, FunctionType
 
-from .flow import FunctionNode
+from .def_use import FunctionNode
 
 __all__ = ["FunctionSource", "NoSource", "innermost", "source_of"]
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fusiongate.contracts import Contract
+from fusiongate.comparison.contracts import Contract
 
 __all__ = ["Arm"]
 

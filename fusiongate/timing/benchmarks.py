@@ -11,14 +11,15 @@ import torch
 from torch import Tensor
 
 from fusiongate.errors import TimingError, UsageError
-from fusiongate.fusions import Fusion
+from fusiongate.gate.fusion import Fusion
 from fusiongate.subjects import Subject
-from fusiongate.timing.arms import Arm
-from fusiongate.timing.measuring import Measurement, Timer, host_seconds, measure
-from fusiongate.timing.pairing import Settings
-from fusiongate.timing.ratios import Ratio
-from fusiongate.timing.rotation import bytes_moved, cache_bytes, copies_needed
-from fusiongate.timing.rows import SCHEMA, TimedRow
+
+from .arms import Arm
+from .cold_cache import bytes_moved, cache_bytes, copies_needed
+from .measuring import Measurement, Timer, host_seconds, measure
+from .pairing import Settings
+from .ratios import Ratio
+from .rows import SCHEMA, TimedRow
 
 __all__ = ["Benchmark", "DeviceBenchmark", "benchmark"]
 

@@ -12,8 +12,9 @@ from typing import Any
 import torch
 
 from fusiongate.errors import TimingError
-from fusiongate.timing.arms import Arm
-from fusiongate.timing.stopwatches import Rotating, calls_for, poison, undisturbed
+
+from .arms import Arm
+from .stopwatches import Rotating, calls_for, poison, undisturbed
 
 __all__ = ["EventStopwatch", "GraphStopwatch"]
 

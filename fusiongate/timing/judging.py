@@ -12,8 +12,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from fusiongate.errors import EnvironmentMismatch, UsageError
-from fusiongate.timing.ratios import Outcome, outcome_of
-from fusiongate.timing.recorded import Bounds, RecordedRow, Run, environment_differences
+
+from .ratios import Outcome, outcome_of
+from .recorded import Bounds, RecordedRow, Run, environment_differences
 
 __all__ = ["Change", "FailOn", "Judged", "Judgement", "judge"]
 

@@ -14,17 +14,18 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten
 
+from fusiongate.comparison.verdicts import compare
 from fusiongate.errors import TimingError, UsageError
-from fusiongate.surroundings import wait_for
-from fusiongate.timing import rotation
-from fusiongate.timing.arms import Arm
-from fusiongate.timing.clocks import Clocks, clock_reader, disturbance
-from fusiongate.timing.gpu_stopwatches import EventStopwatch, GraphStopwatch
-from fusiongate.timing.intervals import Interval, median_interval
-from fusiongate.timing.pairing import Paired, Schedule, Settings, orders, pair
-from fusiongate.timing.ratios import Ratio
-from fusiongate.timing.stopwatches import Stopwatch, WallStopwatch
-from fusiongate.verdicts import compare
+from fusiongate.gate.device_state import wait_for
+
+from . import cold_cache as rotation
+from .arms import Arm
+from .clocks import Clocks, clock_reader, disturbance
+from .gpu_stopwatches import EventStopwatch, GraphStopwatch
+from .intervals import Interval, median_interval
+from .pairing import Paired, Schedule, Settings, orders, pair
+from .ratios import Ratio
+from .stopwatches import Stopwatch, WallStopwatch
 
 __all__ = ["ArmTimes", "Measurement", "Timer", "common_device", "host_seconds", "measure"]
 

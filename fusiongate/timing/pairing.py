@@ -23,8 +23,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fusiongate.errors import UsageError
-from fusiongate.timing.intervals import Interval, fewest_values, signed_rank_interval
-from fusiongate.timing.ratios import Outcome, Ratio
+
+from .intervals import Interval, fewest_values, signed_rank_interval
+from .ratios import Outcome, Ratio
 
 __all__ = ["Paired", "Sampler", "Schedule", "Settings", "orders", "pair"]
 

@@ -11,7 +11,8 @@ from typing import Any, Final
 from fusiongate._reading import parse_json, read_bytes
 from fusiongate.errors import UsageError
 from fusiongate.platforms import Environment
-from fusiongate.timing.rows import SCHEMA
+
+from .rows import SCHEMA
 
 __all__ = ["MACHINE_KEY", "Bounds", "RecordedRow", "Run", "environment_differences", "read_run", "recorded_row"]
 

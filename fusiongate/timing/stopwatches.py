@@ -23,7 +23,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from fusiongate.timing.arms import Arm
+from .arms import Arm
 
 __all__ = ["Rotating", "Stopwatch", "WallStopwatch", "calls_for", "poison", "undisturbed"]
 

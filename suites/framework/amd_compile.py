@@ -18,10 +18,10 @@ from pathlib import Path
 
 import tvm_ffi.libinfo
 
-from fusiongate.build import Source, Target, prebuild
-from fusiongate.build.compilers import find_compiler
-from fusiongate.build.device_code import Clang, compile_device_code, find_clang
 from fusiongate.errors import BuildError, NoCompiler
+from fusiongate.jit import Source, Target, prebuild
+from fusiongate.jit.compilers import find_compiler
+from fusiongate.jit.device_code import Clang, compile_device_code, find_clang
 from fusiongate.kernels import SOURCES
 
 __all__ = ["ARCHITECTURES", "Compiled", "compile_all", "main"]

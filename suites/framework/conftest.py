@@ -30,8 +30,8 @@ def project(modules: Modules, pytester: pytest.Pytester, monkeypatch: pytest.Mon
 @pytest.fixture
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A cache of builds in the test's own folder, and a process that has loaded nothing."""
-    from fusiongate.build import forget
-    from fusiongate.build.cache import CACHE_VARIABLE
+    from fusiongate.jit import forget
+    from fusiongate.jit.cache import CACHE_VARIABLE
 
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
     forget()

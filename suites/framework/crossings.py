@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from fusiongate.fusions import Fusion
+from fusiongate.gate.fusion import Fusion
 from fusiongate.matrix import Cell, CellResult, Matrix, NotRun, Selected
 from fusiongate.matrix.lifecycles import LIFECYCLES
 from fusiongate.matrix.modes import MODES

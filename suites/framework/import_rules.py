@@ -8,36 +8,10 @@ from pathlib import Path
 
 LAYERS = (
     ("errors",),
-    ("_atomic", "_reading", "_telling", "admissions", "platforms", "switches"),
-    (
-        "bits",
-        "contracts",
-        "expressions",
-        "hints",
-        "operands",
-        "recordings",
-        "replay",
-        "roundings",
-        "tallies",
-        "verdicts",
-        "digests",
-    ),
-    (
-        "counting",
-        "first_sight",
-        "gates",
-        "guarded",
-        "judging",
-        "policies",
-        "probes",
-        "rechecks",
-        "registered",
-        "requiring",
-        "routing",
-        "signatures",
-        "surroundings",
-    ),
-    ("fusions", "sites", "scanning", "build"),
+    ("_atomic", "_reading", "_telling", "platforms", "switches"),
+    ("comparison", "diagnosis"),
+    ("gate",),
+    ("sites", "scanning", "jit"),
     ("kernels",),
     ("models",),
     ("matrix", "subjects", "sabotage", "presets", "timing", "certificates"),
@@ -51,7 +25,7 @@ RANKS = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 TREES = {"fusiongate": ("fusiongate",), "kernels": ("fusiongate", "kernels"), "suites": ("fusiongate", "suites")}
 """Each folder of the checkout and the name that it is installed under."""
 
-PUBLIC_MODULES = frozenset({"build", "kernels", "models", "presets", "sabotage", "timing"})
+PUBLIC_MODULES = frozenset({"jit", "kernels", "models", "presets", "sabotage", "timing"})
 """What the suites may import apart from the names of `fusiongate` itself."""
 
 PUBLIC_KERNELS = frozenset(

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fusiongate.fusions import Fusion
-from fusiongate.gates import State
+from fusiongate.gate.fusion import Fusion
+from fusiongate.gate.states import State
 
 __all__ = [
     "FAULTS",

@@ -10,14 +10,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from fusiongate import first_sight, guarded, probes, verdicts
-from fusiongate.bits import as_real, integer_view
-from fusiongate.contracts import Contract, outside_of
-from fusiongate.fusions import Fusion
-from fusiongate.guarded import GuardedOperand, PoisonedAllocations, span_of
-from fusiongate.probes import Operands
-from fusiongate.surroundings import Surroundings
-from fusiongate.verdicts import Verdict
+from fusiongate.comparison import verdicts
+from fusiongate.comparison.bits import as_real, integer_view
+from fusiongate.comparison.contracts import Contract, outside_of
+from fusiongate.comparison.verdicts import Verdict
+from fusiongate.gate import guarded, probes
+from fusiongate.gate import verification as first_sight
+from fusiongate.gate.device_state import Surroundings
+from fusiongate.gate.fusion import Fusion
+from fusiongate.gate.guarded import GuardedOperand, PoisonedAllocations, span_of
+from fusiongate.gate.probes import Operands
 
 __all__ = [
     "LARGE",

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from fusiongate.build.cache import CACHE_VARIABLE, cache_folder, cached_entries
 from fusiongate.errors import FusiongateError
+from fusiongate.jit.cache import CACHE_VARIABLE, cache_folder, cached_entries
 from fusiongate.platforms import environment
 from fusiongate.presets import PRESETS, location
 from fusiongate.sabotage import saboteur

@@ -19,8 +19,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from fusiongate.build import Source, Target, library
-from fusiongate.fusions import Fusion
+from fusiongate.gate.fusion import Fusion
+from fusiongate.jit import Source, Target, library
 from fusiongate.matrix import CellFailure, Matrix, Selected
 from fusiongate.matrix.modes import MODES
 from fusiongate.platforms import environment, platform_of

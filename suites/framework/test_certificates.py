@@ -16,7 +16,7 @@ from fusiongate.certificates.evidence import evidence
 from fusiongate.certificates.operands import all_values, chosen, fp32_from, on_ties
 from fusiongate.certificates.trials import Trials
 from fusiongate.errors import UsageError
-from fusiongate.fusions import Fusion
+from fusiongate.gate.fusion import Fusion
 from fusiongate.platforms import environment
 
 CPU = torch.device("cpu")

@@ -10,9 +10,9 @@ from types import ModuleType
 import pytest
 
 import fusiongate.certificates  # noqa: F401  # stands on the real kernels: before a test puts others in their place
-from fusiongate.build import Source, Target
-from fusiongate.build.cache import CACHE_VARIABLE
 from fusiongate.cli import main
+from fusiongate.jit import Source, Target
+from fusiongate.jit.cache import CACHE_VARIABLE
 
 from .tiny_sources import write_tiny
 

@@ -9,7 +9,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from fusiongate.fusions import Fusion
+from fusiongate.gate.fusion import Fusion
 from fusiongate.matrix import CellFailure, Matrix, Selected
 from fusiongate.subjects import Subject
 

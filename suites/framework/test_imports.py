@@ -20,13 +20,13 @@ def checkout(tmp_path: Path) -> Path:
     files = {
         "fusiongate/__init__.py": '__all__ = ["compare", "kernels"]\n',
         "fusiongate/errors.py": "import math\n",
-        "fusiongate/verdicts.py": "from .errors import math\n",
-        "fusiongate/gates.py": "import fusiongate.verdicts\n",
-        "fusiongate/build/__init__.py": "from ..gates import fusiongate\nfrom .. import errors\n",
+        "fusiongate/comparison/verdicts.py": "from .errors import math\n",
+        "fusiongate/gate/states.py": "import fusiongate.comparison\n",
+        "fusiongate/jit/__init__.py": "from ..gate import fusiongate\nfrom .. import errors\n",
         "kernels/__init__.py": "from .modulation import math\n",
-        "kernels/modulation.py": "from fusiongate.build import errors\nimport math\n",
+        "kernels/modulation.py": "from fusiongate.jit import errors\nimport math\n",
         "suites/__init__.py": "",
-        "suites/framework/test_gates.py": "from fusiongate.gates import fusiongate\n",
+        "suites/framework/test_gates.py": "from fusiongate.gate import fusiongate\n",
         "suites/kernels/test_modulate.py": "import fusiongate as fg\nfrom fusiongate.kernels import math\n",
     }
     for name, text in files.items():
@@ -53,36 +53,36 @@ def test_a_tree_that_keeps_the_rules_is_left_in_peace(checkout: Path) -> None:
     ("path", "planted", "expected"),
     [
         (
-            "fusiongate/verdicts.py",
-            "from .gates import x",
-            "`verdicts` imports `fusiongate.gates`, which stands above it",
+            "fusiongate/comparison/verdicts.py",
+            "from ..gate import x",
+            "`comparison` imports `fusiongate.gate`, which stands above it",
         ),
         (
-            "fusiongate/verdicts.py",
+            "fusiongate/comparison/verdicts.py",
             "from . import gates",
-            "`verdicts` imports `fusiongate.gates`, which stands above it",
+            "`comparison` imports `fusiongate.gate`, which stands above it",
         ),
-        ("fusiongate/verdicts.py", "import fusiongate.gates", "`verdicts` imports `fusiongate.gates`"),
+        ("fusiongate/comparison/verdicts.py", "import fusiongate.gate", "`comparison` imports `fusiongate.gate`"),
         (
-            "fusiongate/verdicts.py",
-            "def f():\n    from fusiongate.gates import x",
-            "`verdicts` imports `fusiongate.gates`",
+            "fusiongate/comparison/verdicts.py",
+            "def f():\n    from fusiongate.gate import x",
+            "`comparison` imports `fusiongate.gate`",
         ),
-        ("fusiongate/verdicts.py", "import fusiongate as fg", "`verdicts` imports `fusiongate` itself"),
+        ("fusiongate/comparison/verdicts.py", "import fusiongate as fg", "`comparison` imports `fusiongate` itself"),
         (
-            "fusiongate/verdicts.py",
+            "fusiongate/comparison/verdicts.py",
             "from fusiongate import compare",
             "imports `fusiongate.compare`, which stands in no layer",
         ),
-        ("fusiongate/verdicts.py", "from .gates import x, y", "`verdicts` imports `fusiongate.gates`"),
-        ("fusiongate/build/cache.py", "from ..kernels import x", "`build` imports `fusiongate.kernels`"),
-        ("fusiongate/gates.py", "from kernels import x", "`kernels` is installed as `fusiongate.kernels`"),
+        ("fusiongate/comparison/verdicts.py", "from ..gate import x, y", "`comparison` imports `fusiongate.gate`"),
+        ("fusiongate/jit/cache.py", "from ..kernels import x", "`jit` imports `fusiongate.kernels`"),
+        ("fusiongate/gate/states.py", "from kernels import x", "`kernels` is installed as `fusiongate.kernels`"),
         ("fusiongate/helpers.py", "", "`helpers` stands in no layer"),
         ("kernels/modulation.py", "from fusiongate.matrix import x", "`kernels` imports `fusiongate.matrix`"),
         ("kernels/modulation.py", "from fusiongate.kernels import x", "inside kernels/ import relatively"),
         ("suites/framework/test_gates.py", "from suites import x", "import relatively within suites/"),
         ("suites/kernels/test_modulate.py", "from fusiongate.suites import x", "import relatively within suites/"),
-        ("suites/kernels/test_modulate.py", "from fusiongate.gates import x", "`fusiongate.gates` is no public name"),
+        ("suites/kernels/test_modulate.py", "from fusiongate.gate import x", "`fusiongate.gate` is no public name"),
     ],
 )
 def test_a_planted_breach_is_found(checkout: Path, path: str, planted: str, expected: str) -> None:
@@ -93,9 +93,9 @@ def test_a_planted_breach_is_found(checkout: Path, path: str, planted: str, expe
 
 
 def test_a_breach_is_told_with_the_line_it_stands_on(checkout: Path) -> None:
-    (checkout / "fusiongate" / "errors.py").write_text("import math\n\nfrom .gates import x\n")
+    (checkout / "fusiongate" / "errors.py").write_text("import math\n\nfrom ..gate import x\n")
     [violation] = import_rules.violations(checkout)
-    assert str(violation).startswith("fusiongate/errors.py:3: `errors` imports `fusiongate.gates`")
+    assert str(violation).startswith("fusiongate/errors.py:3: `errors` imports `fusiongate.gate`")
 
 
 @pytest.mark.parametrize(
@@ -121,10 +121,10 @@ def test_the_command_fails_and_names_the_breach(checkout: Path) -> None:
     shutil.copy(import_rules.__file__, script)
     command = [sys.executable, str(script)]
     assert subprocess.run(command, check=False, capture_output=True, text=True).returncode == 0
-    (checkout / "fusiongate" / "errors.py").write_text("from .gates import x\n")
+    (checkout / "fusiongate" / "errors.py").write_text("from ..gate import x\n")
     failed = subprocess.run(command, check=False, capture_output=True, text=True)
     assert failed.returncode == 1
-    assert "fusiongate/errors.py:1: `errors` imports `fusiongate.gates`" in failed.stderr
+    assert "fusiongate/errors.py:1: `errors` imports `fusiongate.gate`" in failed.stderr
 
 
 def test_no_file_is_loaded_under_two_names() -> None:

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from fusiongate.bits import integer_view
-from fusiongate.contracts import Ulp
-from fusiongate.fusions import Fusion
+from fusiongate.comparison.bits import integer_view
+from fusiongate.comparison.contracts import Ulp
+from fusiongate.gate.fusion import Fusion
 from fusiongate.matrix import Cell, CellFailure, CellResult, Matrix, NotRun, Selected
 from fusiongate.subjects import ADALN, Subject
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from fusiongate.digests import md5
+from fusiongate.comparison.digests import md5
 from fusiongate.matrix import data
 from fusiongate.matrix.cells import NotRun
 from fusiongate.matrix.data import DATA, Draw, generator_for

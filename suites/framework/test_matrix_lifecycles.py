@@ -13,9 +13,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from fusiongate import fusions, kernels
-from fusiongate.fusions import Fusion
-from fusiongate.gates import Slot
+from fusiongate import kernels
+from fusiongate.gate import fusion as fusions
+from fusiongate.gate.fusion import Fusion
+from fusiongate.gate.states import Slot
 from fusiongate.matrix import CellFailure, CellResult, Matrix, NotRun, Selected, modes
 from fusiongate.matrix.expansion import axis_values
 from fusiongate.matrix.lifecycles import LIFECYCLES

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from fusiongate.errors import UsageError
-from fusiongate.fusions import Fusion
-from fusiongate.policies import Every, Policy
+from fusiongate.gate.fusion import Fusion
+from fusiongate.gate.policies import Every, Policy
 from fusiongate.presets import PRESETS, Run, first_difference, lookup, missing_for, preset, run_arm, run_preset
 from fusiongate.presets.registry import declared
 from fusiongate.scanning import rewired

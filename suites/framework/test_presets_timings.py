@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fusiongate.errors import UsageError
-from fusiongate.fusions import Fusion
+from fusiongate.gate.fusion import Fusion
 from fusiongate.presets import TimedArm, time_preset
 
 from .projects import Project

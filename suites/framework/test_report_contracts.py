@@ -16,8 +16,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from fusiongate.fusions import Fusion
-from fusiongate.gates import Reason
+from fusiongate.gate.fusion import Fusion
+from fusiongate.gate.states import Reason
 from fusiongate.kernels import FUSIONS, composite_rms_norms, predicates, rms_norms
 from fusiongate.report.contracts import DOMAINS, GATE_REASONS, REASONS, page
 

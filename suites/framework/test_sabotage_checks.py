@@ -8,15 +8,26 @@ import pytest
 import torch
 from torch import Tensor
 
-from fusiongate import first_sight, guarded, judging, probes, signatures, surroundings
-from fusiongate.contracts import Ulp
+from fusiongate.comparison.contracts import Ulp
+from fusiongate.comparison.verdicts import Verdict
 from fusiongate.errors import PoisonedDevice
-from fusiongate.fusions import Fusion
-from fusiongate.gates import State
-from fusiongate.policies import Every, Policy
+from fusiongate.gate import (
+    device_state as surroundings,
+)
+from fusiongate.gate import (
+    guarded,
+    judging,
+    probes,
+    signatures,
+)
+from fusiongate.gate import (
+    verification as first_sight,
+)
+from fusiongate.gate.device_state import Surroundings
+from fusiongate.gate.fusion import Fusion
+from fusiongate.gate.policies import Every, Policy
+from fusiongate.gate.states import State
 from fusiongate.sabotage import Detector, saboteur
-from fusiongate.surroundings import Surroundings
-from fusiongate.verdicts import Verdict
 
 from .removals import (
     LARGE,
@@ -224,7 +235,7 @@ def test_without_a_look_at_the_device_its_loss_is_one_more_refusal(monkeypatch: 
         raise RuntimeError("an illegal memory access was encountered")
 
     monkeypatch.setattr(surroundings, "device_of", lambda args: torch.device("cuda:0"))
-    monkeypatch.setattr("fusiongate.fusions.capturing", lambda args: False)
+    monkeypatch.setattr("fusiongate.gate.fusion.capturing", lambda args: False)
     monkeypatch.setattr(surroundings, "capturing", lambda args: False)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(synchronize=no_answer))
     fatal, args = saboteur("raises-asynchronously"), normal(*LARGE)

@@ -7,10 +7,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from fusiongate import first_sight
+from fusiongate.comparison.verdicts import Verdict
+from fusiongate.gate import verification as first_sight
+from fusiongate.gate.device_state import Surroundings
 from fusiongate.sabotage import saboteur
-from fusiongate.surroundings import Surroundings
-from fusiongate.verdicts import Verdict
 
 from .removals import LARGE, normal, nothing, right, unwatched, unwatched_device
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from fusiongate import first_sight
-from fusiongate.fusions import Fusion
+from fusiongate.gate import verification as first_sight
+from fusiongate.gate.fusion import Fusion
 from fusiongate.matrix import CellFailure, Matrix, Selected, check
 from fusiongate.matrix.results import Watched
 from fusiongate.sabotage import saboteur

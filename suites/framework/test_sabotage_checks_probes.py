@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from fusiongate import first_sight
-from fusiongate.fusions import Fusion
+from fusiongate.gate import verification as first_sight
+from fusiongate.gate.fusion import Fusion
 from fusiongate.sabotage import saboteur
 
 from .removals import LARGE, Patch, modulate, normal, nothing, right

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fusiongate.errors import UsageError
-from fusiongate.fusions import Fusion
+from fusiongate.gate.fusion import Fusion
 from fusiongate.kernels import modulate
 from fusiongate.sabotage import COMPILED, GENERIC, SABOTEURS, Detector, Outcome, saboteur, summary, table
 from fusiongate.sabotage.page import _write, page
@@ -21,7 +21,7 @@ CHECKOUT = Path(__file__).parents[2]
 
 OPS = """
 import torch
-from fusiongate.fusions import Fusion
+from fusiongate.gate.fusion import Fusion
 
 def reference(residual, update, gate):
     return residual + update * gate
@@ -74,8 +74,8 @@ def test_a_saboteur_that_nobody_knows_is_one_line(project: Project) -> None:
 
 def test_a_gate_that_verifies_anything_fails_the_test(project: Project) -> None:
     credulous = """
-from fusiongate.first_sight import FirstSight
-from fusiongate.verdicts import Exact, Verdict
+from fusiongate.gate.verification import FirstSight
+from fusiongate.comparison.verdicts import Exact, Verdict
 FirstSight.verdict = lambda self, expected: Verdict(True, "equal", Exact(), expected.numel())
 """
     prepare(project, credulous + CHECKED)

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fusiongate.errors import FallbackError, UsageError
-from fusiongate.fusions import Fusion, require_fused
+from fusiongate.gate.fusion import Fusion, require_fused
 from fusiongate.scanning import rewired
 
 from . import scanned_models

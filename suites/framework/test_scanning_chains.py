@@ -8,7 +8,7 @@ import textwrap
 import pytest
 
 from fusiongate.scanning.chains import find_chains
-from fusiongate.scanning.flow import FunctionNode
+from fusiongate.scanning.def_use import FunctionNode
 from fusiongate.scanning.links import Chain
 
 CHAIN = "x * (1 + scale) + shift"

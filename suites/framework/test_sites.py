@@ -10,9 +10,9 @@ import pytest
 from torch import nn
 
 from fusiongate import sites
-from fusiongate.contracts import Ulp
+from fusiongate.comparison.contracts import Ulp
 from fusiongate.errors import MountError, UsageError
-from fusiongate.fusions import Fusion
+from fusiongate.gate.fusion import Fusion
 from fusiongate.sites import Site, attach, detach, mount, mounted, site_of, token_of, unmount
 
 from .planted import fusion

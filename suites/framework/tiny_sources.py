@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fusiongate.build import Source
+from fusiongate.jit import Source
 
 __all__ = ["TINY", "write_tiny"]
 

@@ -38,7 +38,7 @@ def for_device(op: fg.Fusion, device: str) -> fg.Fusion:
 def capture(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Whether the gate is told that a graph is being captured: a stand-in, on the CPU."""
     told = [False]
-    monkeypatch.setattr("fusiongate.fusions.capturing", lambda args: told[0])
+    monkeypatch.setattr("fusiongate.gate.fusion.capturing", lambda args: told[0])
     return told
 
 

@@ -26,7 +26,7 @@ DIGESTS = """
 import random, sys
 import torch
 import fusiongate as fg
-from fusiongate.digests import md5
+from fusiongate.comparison.digests import md5
 
 device, seed = sys.argv[1:]
 runs = [(op, size) for op in fg.kernels.FUSIONS for size in ((1, 1, 512), (2, 5, 512), (1, 700, 512), (2, 40, 4096))]

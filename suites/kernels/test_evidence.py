@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fusiongate.build import source_hash
+from fusiongate.jit import source_hash
 from fusiongate.kernels import FUSIONS, SOURCES
 from fusiongate.kernels.launching import Launcher
 

@@ -77,7 +77,7 @@ def test_without_the_device_a_result_without_dimensions_may_lie_on_the_cpu(monke
     def mean(x: Tensor) -> Tensor:
         return x.float().mean()
 
-    monkeypatch.setattr("fusiongate.first_sight.ELEMENTS", 0)
+    monkeypatch.setattr("fusiongate.gate.verification.ELEMENTS", 0)
     elsewhere, args = saboteur("another-device"), on_gpu()[:1]
     op = fg.Fusion("mean", reference=mean, fused=mean)
     assert op.verify(*args).ok
@@ -91,7 +91,7 @@ ENDS_THE_DEVICE = """
 import sys
 import torch
 from fusiongate import judging
-from fusiongate.fusions import Fusion
+from fusiongate.gate.fusion import Fusion
 from fusiongate.sabotage import saboteur
 
 def modulate(x, scale, shift):

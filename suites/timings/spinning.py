@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from fusiongate.build import Source, Target, library
+from fusiongate.jit import Source, Target, library
 
 __all__ = ["copy_part", "spin_cycles", "spin_ns"]
 

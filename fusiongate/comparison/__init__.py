@@ -1,0 +1,1 @@
+"""What "same" means, and what differs: contracts, verdicts, bits, mismatch statistics, md5 digests."""

@@ -1,0 +1,1 @@
+"""The gate: fusions, their signatures, first sight, policies and counters."""

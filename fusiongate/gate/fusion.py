@@ -1,0 +1,392 @@
+"""A fusion: reference, kernel, predicate, contract and gate as one callable."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from typing import Any, Literal, final
+
+import torch
+from torch import Tensor, nn
+
+from fusiongate.comparison.contracts import Contract, Exact, Ulp
+from fusiongate.comparison.verdicts import Verdict
+from fusiongate.errors import UsageError
+
+from .counters import Counts, Tallies
+from .custom_op import RegisteredOp
+from .device_state import capturing, device_of, excuse
+from .fast_path import OffersAdmission
+from .judging import Judge
+from .policies import Policy
+from .requiring import fell_back, require_fused
+from .routing import Router
+from .signatures import call_key, is_plain_call
+from .states import Decision, Gate, Reason, Slot, State
+from .verification import Trial, Witness
+
+__all__ = ["Fusion", "require_fused", "warm_up"]
+
+_VERIFIED = State.VERIFIED
+_FUSED = ("fused", str(Reason.VERIFIED))
+_LAUNCH = ("launch", "")
+
+
+def _never_declines(*_args: Any) -> str | None:
+    return None
+
+
+@final
+class Fusion:
+    """A fused kernel behind a gate, called like the eager chain that it replaces.
+
+    Parameters
+    ----------
+    name
+        For messages, reports and snapshots.
+    reference
+        The eager chain; right by definition. Its parameters are the fusion's.
+    fused
+        The kernel's launcher: the same arguments, passed positionally; returns a new tensor.
+    declines
+        The static predicate, with the same arguments: None (may launch) or a reason. A function of the signature alone,
+        so that its answer is kept; it runs before anything is built. One that raises is reason ``declines-raised``.
+    signature
+        A callable that gives what stands for the shapes of its arguments in the signature; None: the shapes.
+    contract
+        What "same" means.
+    policy
+        How the gate behaves.
+    probe
+        Fresh operands for the probe, as ``probe(*args) -> args``; None: floating tensors are redrawn, all else is live.
+    witness
+        A pair (reference's intermediate, kernel's intermediate), each a function of the arguments that gives a tensor.
+    grows
+        Whether a probe may have a larger batch than a small live call, so that few launches prove much; False, or a
+        function of the live and the probe's arguments, where the arithmetic depends on the batch, as the order of many
+        reductions does: then there are many small probes.
+    compile
+        What ``torch.compile`` sees: ``"expression"``, the reference itself, or ``"op"``, a custom op with a fake
+        kernel (the reference needs annotated parameters then).
+    host
+        The same kernel built for the host, a fusion of its own.
+
+    Raises
+    ------
+    UsageError
+        If an argument is not what is asked for.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        reference: Callable[..., Tensor],
+        fused: Callable[..., Tensor],
+        declines: Callable[..., str | None] = _never_declines,
+        signature: Callable[..., Hashable] | None = None,
+        contract: Contract = Exact(),  # noqa: B008  # frozen
+        policy: Policy = Policy(),  # noqa: B008  # frozen
+        probe: Callable[..., Sequence[Any]] | None = None,
+        witness: Witness | None = None,
+        grows: bool | Callable[[Sequence[Any], Sequence[Any]], bool] = True,
+        compile: Literal["expression", "op"] = "expression",  # noqa: A002  # the public name
+        host: Fusion | None = None,
+    ) -> None:
+        for label, needed in (("reference", reference), ("fused", fused), ("declines", declines)):
+            _expect(name, label, needed, callable(needed), "a callable")
+        for label, option in (("signature", signature), ("probe", probe)):
+            _expect(name, label, option, option is None or callable(option), "a callable or None")
+        pair = isinstance(witness, tuple) and len(witness) == 2 and all(map(callable, witness))
+        _expect(name, "witness", witness, witness is None or pair, "a pair of callables or None")
+        _expect(name, "contract", contract, isinstance(contract, Exact | Ulp), "Exact() or Ulp(n)")
+        _expect(name, "policy", policy, isinstance(policy, Policy), "a Policy")
+        _expect(name, "host", host, host is None or isinstance(host, Fusion), "a Fusion or None")
+        _expect(name, "compile", compile, compile in ("expression", "op"), "'expression' or 'op'")
+        # Tracers and wrappers ask a callable for it.
+        self.name = name
+        self.reference = reference
+        self.fused = fused
+        self.declines = declines
+        self.contract = contract
+        self.policy = policy
+        self.witness = witness
+        self.grows = grows
+        self.compile = compile
+        self.host = host
+        self.gate = Gate(name, policy)
+        self._signature = signature
+        self._probe = probe
+        self._router = Router(self.gate, reference, signature)
+        self._routes = self._router.known
+        self._tallies = Tallies()
+        self._launched = Tallies()
+        self._judge = Judge(self.gate, self._tallies, self._router.names)
+        self._recheck = policy.recheck
+        # A kernel that is looked at again has to come by the gate each time.
+        self._admitted = fused.admission() if policy.recheck is None and isinstance(fused, OffersAdmission) else None
+        self._admitting = fused
+        self._direct = Tallies()
+        if self._admitted is not None:
+            self.gate.on_withdrawal = self._admitted.forget
+        self._several_devices = torch.cuda.device_count() > 1
+        self._registered = RegisteredOp(name, reference, lambda *args: self._call(args)) if compile == "op" else None
+
+    def __repr__(self) -> str:
+        return f"Fusion({self.name!r})"
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Fusion:
+        """Itself, as a function is its own copy: a copied model goes through the same gate."""
+        return self
+
+    def __call__(self, *args: Any, **named: Any) -> Tensor:
+        """The result of the eager chain on these arguments, by the path that the gate allows."""
+        # Looked up on the module each time: that is where a test, or a tracer, puts another one.
+        if torch.compiler.is_compiling():
+            if self._registered is None or _needs_gradient((*args, *named.values())):
+                return self.reference(*args, **named)
+            return self._registered.traced(*args, **named)
+        if self._admitted is not None and not named and self.fused is self._admitting:
+            result = self._admitted(args)
+            if result is not None:
+                self._direct.add(_FUSED)
+                return result
+        return self._call(self._router.positional(args, named) if named else args)
+
+    def _call(self, args: tuple[Any, ...]) -> Tensor:
+        key = call_key(args)
+        if type(key) is str:
+            return self._refer(args, key)
+        route = self._routes.get(key)
+        if route is None:
+            route = self._router.find(key, args, self.declines)
+        if type(route) is not Slot:
+            return self._refer(args, route)
+        if route.state is not _VERIFIED:
+            return self._unverified(route, args)
+        if self._recheck is not None:
+            return self._rechecked(route, args)
+        return self._fuse(route, args)
+
+    def explain(self, *args: Any, **named: Any) -> Decision:
+        """The path that a call with these arguments would take now, and why; runs nothing."""
+        if torch.compiler.is_compiling():
+            return Decision("reference", Reason.COMPILING, None)
+        args = self._router.positional(args, named)
+        key = call_key(args)
+        if isinstance(key, str):
+            return Decision("reference", key, None)
+        signature, reason = self._router.classify(args, self.declines)
+        if signature is None:
+            return Decision("reference", str(reason), None)
+        slot = self.gate.peek(signature)
+        state = self.gate.state(signature)
+        if state is State.VERIFIED:
+            return Decision("fused", Reason.VERIFIED, signature)
+        if state is State.REFUSED:
+            return Decision("reference", Reason.REFUSED if slot is None else slot.reason, signature)
+        if slot is None and len(self.gate.signatures) >= self.gate.policy.capacity:
+            return Decision("reference", Reason.CAPACITY, signature)
+        return Decision("reference", Reason.CAPTURING if capturing(args) else Reason.FIRST_SIGHT, signature)
+
+    # -- the paths -----------------------------------------------------------------------------------------------------
+
+    def _refer(self, args: tuple[Any, ...], reason: str) -> Tensor:
+        """The reference, counted."""
+        fell_back(self.name, reason)
+        self._tallies.add(("reference", str(reason)))
+        return self.reference(*args)
+
+    def _launch(self, *args: Any) -> Tensor:
+        """The kernel, on the device of its operands, counted once it is launched."""
+        if self._several_devices and (device := device_of(args)) is not None and device.type == "cuda":
+            with torch.cuda.device(device):  # only on a GPU: a CPU is one device
+                result = self.fused(*args)
+        else:
+            result = self.fused(*args)
+        self._launched.add(_LAUNCH)
+        return result
+
+    def _fuse(self, slot: Slot, args: tuple[Any, ...]) -> Tensor:
+        try:
+            result = self._launch(*args)
+        except Exception as error:
+            reason = excuse(error)
+            if reason is not None:
+                return self._refer(args, reason)
+            self._judge.fail(self._trial(), slot, args, error)
+            return self._refer(args, slot.reason)
+        self._tallies.add(_FUSED)
+        if self._admitted is not None and self.fused is self._admitting and is_plain_call(args):
+            with self.gate.lock:
+                # Under the lock that a refusal takes, so that nothing is admitted after it.
+                if slot.state is State.VERIFIED:
+                    self._admitted.admit(args)
+        return result
+
+    def _unverified(self, slot: Slot, args: tuple[Any, ...]) -> Tensor:
+        if slot.state is State.REFUSED and not self.gate.recovers(slot):
+            return self._refer(args, slot.reason)
+        if capturing(args):  # only on a GPU: a CPU captures nothing
+            what = (
+                "a graph capture met a signature that was never seen, and recorded the reference, which the graph will "
+                "replay for as long as it lives; call fusiongate.warm_up(…) before capturing"
+            )
+            self.gate.say_once("capturing", slot.signature, what)
+            return self._refer(args, Reason.CAPTURING)
+        with self.gate.lock:
+            if slot.state is State.UNSEEN:
+                return self._judge.first_sight(self._trial(), slot, args)[0]
+        return self._call(args)
+
+    def _rechecked(self, slot: Slot, args: tuple[Any, ...]) -> Tensor:
+        """A verified call under a policy that looks again."""
+        assert self._recheck is not None
+        call = slot.recheck.count()
+        if self._judge.found_wrong(slot, args):
+            return self._refer(args, slot.reason)
+        if not self._recheck.due(call) or capturing(args):
+            return self._fuse(slot, args)
+        return self._judge.look_again(self._trial(), slot, args, call)
+
+    def _trial(self) -> Trial:
+        return Trial(
+            self.reference,
+            self._launch,
+            self.declines,
+            self.contract,
+            self.witness,
+            self._probe,
+            self.grows,
+            self._router.names,
+        )
+
+    # -- for users -----------------------------------------------------------------------------------------------------
+
+    def standing(self, *args: Any) -> State | None:
+        """What is known about these arguments' signature, as cheaply as in a call; None if they allow no kernel."""
+        key = call_key(args)
+        if isinstance(key, str):
+            return None
+        route = self._routes.get(key) or self._router.find(key, args, self.declines)
+        return route.state if isinstance(route, Slot) else None
+
+    def verify(self, *args: Any, quiet: bool = False, **named: Any) -> Verdict:
+        """First sight now, before a capture, say; the verdict.
+
+        A signature that has a verdict already is compared again, and may change its state.
+
+        Parameters
+        ----------
+        args, named
+            The arguments of a call.
+        quiet
+            Whether a refusal is no news, as when several kernels are tried on a site: it is logged at level DEBUG then.
+
+        Raises
+        ------
+        UsageError
+            If no kernel may be launched on these arguments, or they cannot be compared now; the message says why.
+        """
+        args = self._router.positional(args, named)
+        key = call_key(args)
+        route = key if isinstance(key, str) else self._router.find(key, args, self.declines)
+        if isinstance(route, Slot) and capturing(args):
+            route = Reason.CAPTURING  # only on a GPU: a CPU captures nothing
+        if isinstance(route, str):
+            raise UsageError(f"{self.name}: nothing to verify on these arguments: they take the reference ({route})")
+        with self.gate.lock:
+            self.gate.withdraw(route)
+            verdict = self._judge.first_sight(self._trial(), route, args, quiet=quiet)[1]
+        if isinstance(verdict, str):
+            raise UsageError(f"{self.name}: these arguments cannot be compared now ({verdict})")
+        return verdict
+
+    @property
+    def launches(self) -> int:
+        """Kernel launches that completed, counted where they are launched; those of first sight included."""
+        return self._launched.total().total() + self._direct.total().total()
+
+    @property
+    def counters(self) -> Counts:
+        """Calls by (path, reason), a Counter; calls under ``torch.compile`` are not counted.
+
+        A path that there is not, or a misspelt reason, is a ``KeyError`` that says which there are; a reason that only
+        ``declines`` could still give counts 0.
+        """
+        total = self._tallies.total() + self._direct.total()
+        return Counts(total, name=self.name, given=self._router.given, declines=self.declines is not _never_declines)
+
+    @contextlib.contextmanager
+    def isolated(self) -> Iterator[Fusion]:
+        """The same fusion with a fresh gate and fresh counts; this one does not notice."""
+        yield self._copy(self.name, self.reference, self.witness, self.host)
+
+    def with_reference(
+        self, reference: Callable[..., Tensor], *, name: str | None = None, witness: Witness | None = None
+    ) -> Fusion:
+        """The same kernel at a site with another reference, behind a gate of its own.
+
+        Parameters
+        ----------
+        reference
+            The site's eager chain.
+        name
+            The site's; None: the fusion's.
+        witness
+            Takes the place of this fusion's, whose reference's half belongs to the other reference.
+        """
+        host = None if self.host is None else self.host.with_reference(reference, name=name, witness=witness)
+        return self._copy(name or self.name, reference, witness, host)
+
+    def _copy(
+        self, name: str, reference: Callable[..., Tensor], witness: Witness | None, host: Fusion | None
+    ) -> Fusion:
+        return Fusion(
+            name,
+            reference=reference,
+            fused=self.fused,
+            declines=self.declines,
+            signature=self._signature,
+            contract=self.contract,
+            policy=self.policy,
+            probe=self._probe,
+            witness=witness,
+            grows=self.grows,
+            compile=self.compile,
+            host=host,
+        )
+
+
+def _expect(name: str, label: str, value: object, right: bool, expected: str) -> None:
+    if not right:
+        raise UsageError(f"Fusion({name!r}): {label}= is {value!r}; expected {expected}")
+
+
+def _needs_gradient(args: tuple[Any, ...]) -> bool:
+    return torch.is_grad_enabled() and any(isinstance(arg, Tensor) and arg.requires_grad for arg in args)
+
+
+def warm_up(op_or_model: Fusion | nn.Module, *calls: Sequence[Any] | Mapping[str, Any]) -> None:
+    """First sight for all signatures that a run will need.
+
+    A first sight compares and therefore waits for the device, and it can break a capture that another thread has open
+    in the global error mode: warm up before capturing.
+
+    Parameters
+    ----------
+    op_or_model
+        A fusion, or a module whose sites are to be warmed up by running it.
+    calls
+        One for each signature: the positional arguments, or for a module a mapping of keyword arguments.
+    """
+    with torch.no_grad():
+        for call in calls:
+            if isinstance(call, Tensor):
+                raise UsageError(
+                    "warm_up(op, *calls): a call is a tuple of arguments, not a tensor: warm_up(op, (x, …))"
+                )
+            if isinstance(call, Mapping):
+                op_or_model(**call)
+            else:
+                op_or_model(*call)

@@ -1,0 +1,184 @@
+"""What happens beside the verified path: first sight, looking again, and what is said when a kernel fails."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fusiongate.comparison.verdicts import Verdict
+from fusiongate.errors import BuildError, PoisonedDevice
+from fusiongate.platforms import environment
+
+from .counters import Tallies
+from .device_state import device_of, excuse, is_poisoned
+from .requiring import fell_back
+from .states import Gate, Reason, Slot, State
+from .verification import FirstSight, Trial
+
+__all__ = ["Judge"]
+
+
+class Judge:
+    """Looks at a kernel, tells its gate what came of it, and gives the caller the reference's result.
+
+    Parameters
+    ----------
+    gate
+        Takes the verdicts.
+    tallies
+        Counts the calls by path and reason.
+    names
+        The arguments' names, for messages.
+    """
+
+    def __init__(self, gate: Gate, tallies: Tallies, names: Sequence[str]) -> None:
+        self._gate = gate
+        self._tallies = tallies
+        self._names = names
+
+    def first_sight(
+        self, trial: Trial, slot: Slot, args: tuple[Any, ...], *, quiet: bool = False
+    ) -> tuple[Tensor, Verdict | str]:
+        """The reference's result, and the verdict on the kernel; or the reason why there is none.
+
+        Parameters
+        ----------
+        trial
+            What is on trial.
+        slot
+            The signature's, unseen; the gate's lock is held.
+        args
+            The live arguments.
+        quiet
+            Whether a refusal is no news.
+
+        Raises
+        ------
+        FallbackError
+            If the kernel is refused where kernels are required.
+        PoisonedDevice
+            If the kernel took the device with it.
+        """
+        expected = trial.reference(*args)
+        if isinstance(expected, Tensor) and expected.requires_grad:
+            # No argument needs a gradient, but something that the reference holds does.
+            return self._refer(expected, Reason.AUTOGRAD), Reason.AUTOGRAD
+        sight = FirstSight(trial, args)
+        try:
+            with torch.no_grad():
+                verdict = sight.verdict(expected)
+        except Exception as error:
+            reason = excuse(error)
+            if reason is not None:
+                self._postpone(slot, reason, expected)
+                return self._refer(expected, reason), reason
+            verdict = self.fail(trial, slot, args, error, culprit=sight.running)
+        else:
+            if verdict:
+                self._gate.verify(slot, str(verdict))
+            else:
+                self._gate.refuse(slot, Reason.REFUSED, self._story(str(verdict), args), quiet=quiet)
+        if not verdict:
+            fell_back(self._gate.name, slot.reason)
+        missing = slot.reason == Reason.NO_KERNEL
+        self._tallies.add(("reference", str(Reason.NO_KERNEL if missing else Reason.FIRST_SIGHT)))
+        return expected, verdict
+
+    def look_again(self, trial: Trial, slot: Slot, args: tuple[Any, ...], call: int) -> Tensor:
+        """The reference's result, compared with the kernel's; on an asynchronous device a later call learns of it.
+
+        Parameters
+        ----------
+        trial, args
+            As for :meth:`first_sight`.
+        slot
+            The signature's, verified.
+        call
+            The number of the fused call.
+        """
+        expected: Tensor = trial.reference(*args)
+        try:
+            actual = trial.launch(*args)
+            with torch.no_grad():
+                slot.recheck.compare(actual, expected, trial.contract, args, call)
+        except Exception as error:
+            reason = excuse(error)
+            if reason is not None:
+                return self._refer(expected, reason)
+            self.fail(trial, slot, args, error)
+        else:
+            self.found_wrong(slot, args)
+        if slot.state is State.REFUSED:
+            fell_back(self._gate.name, slot.reason)
+        self._tallies.add(("reference", str(Reason.RECHECK)))
+        return expected
+
+    def found_wrong(self, slot: Slot, args: tuple[Any, ...]) -> bool:
+        """Whether a recheck has reported a wrong call, for which the signature is refused then."""
+        wrong = slot.recheck.first_wrong()
+        if not wrong:
+            return False
+        right = slot.recheck.last_right
+        since = f"call {right}" if right else "first sight"
+        story = (
+            f"a recheck found call {wrong} of this signature wrong, and the last one known to be right is {since}: "
+            f"results of the fused calls in between may be wrong"
+        )
+        self._gate.refuse(slot, Reason.REFUSED, self._story(story, args))
+        return True
+
+    def fail(
+        self, trial: Trial, slot: Slot, args: tuple[Any, ...], error: Exception, *, culprit: str = "the kernel"
+    ) -> Verdict:
+        """Refuse a signature on which the kernel, or what else is named as the culprit, raised.
+
+        Raises
+        ------
+        PoisonedDevice
+            If the error took the device with it: the reference cannot run either.
+        """
+        if isinstance(error, BuildError):
+            self._gate.refuse(slot, Reason.NO_KERNEL, f"no kernel: {error}; the reference runs instead")
+            return Verdict(False, "no-kernel", trial.contract, 0, actual=str(error))
+        if is_poisoned(args):
+            raise PoisonedDevice(str(device_of(args)), error) from error
+        story = f"{culprit} raised {type(error).__name__}: {error}"
+        self._gate.refuse(slot, Reason.REFUSED, self._story(story, args))
+        return Verdict(False, "raised", trial.contract, 0, actual=story)
+
+    def _refer(self, expected: Tensor, reason: str) -> Tensor:
+        fell_back(self._gate.name, reason)
+        self._tallies.add(("reference", str(reason)))
+        return expected
+
+    def _postpone(self, slot: Slot, reason: str, expected: Any) -> None:
+        self._gate.record(
+            reason, slot.signature, f"the comparison was not possible ({reason}); the next call tries again"
+        )
+        if reason == Reason.OUT_OF_MEMORY and isinstance(expected, Tensor) and expected.is_cuda:
+            torch.cuda.empty_cache()  # only on a GPU: a CPU has no such cache
+
+    def _story(self, what: str, args: tuple[Any, ...]) -> str:
+        """What happened, where, and what to do, for the one warning."""
+        names = [*self._names, *("" for _ in args)]
+        operands = ", ".join(f"{name}={_described(arg)}" for name, arg in zip(names, args, strict=False))
+        try:
+            where = environment(device_of(args)).summary()
+        except Exception as error:  # the warning matters more than its last line
+            where = f"(no description of the platform: {error})"
+        refused = "this signature takes" if self._gate.policy.scope == "signature" else "all signatures take"
+        return (
+            f"{what}\n  called with {operands}\n  on {where}\n  The reference's result was returned, and {refused} the "
+            f"reference from now on. Report it with these lines; FUSIONGATE_DISABLE=1 switches all kernels off."
+        )
+
+
+def _described(arg: Any) -> str:
+    if not isinstance(arg, Tensor):
+        return repr(arg)
+    dtype = str(arg.dtype).removeprefix("torch.")
+    strides = "" if arg.is_contiguous() else f" strides {tuple(arg.stride())}"
+    return f"{dtype}{list(arg.shape)}{strides}"
