@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Literal
+import os
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from fusiongate.errors import FusiongateError, UsageError
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["AXES", "BASE", "Cell", "CellFailure", "CellResult", "NotRun", "Outcome", "Path", "Selected"]
+__all__ = ["AXES", "BASE", "Cell", "CellFailure", "CellResult", "NotRun", "Outcome", "Path", "Selected", "described"]
 
 Path = Literal["fused", "reference", "raises"]
 Outcome = Literal["fused", "reference", "refused", "raises", "not run"]
@@ -34,6 +35,34 @@ class NotRun(FusiongateError):
 
 class CellFailure(AssertionError):
     """A cell took another path, or gave other bits, than it has to."""
+
+    @classmethod
+    def at(cls, cell: Cell, where: str, happened: str, expected: str, more: str = "", run: str | None = None) -> Self:
+        """A failure that says what happened, what was expected, and what to run.
+
+        Parameters
+        ----------
+        cell
+            The cell.
+        where
+            At which call; may be empty.
+        happened, expected
+            In a few words each.
+        more
+            A verdict, or what the gate recorded, in any number of lines.
+        run
+            The command that helps; None: the one that runs this cell again.
+        """
+        test, _, _phase = os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" (")
+        again = f'pytest "{test}"' if test else f'pytest -k "{cell.id}"'
+        lines = [
+            f"{cell.subject}[{cell.id}]{where}",
+            f"  happened: {happened}",
+            f"  expected: {expected}",
+            *(f"  {line}" for line in more.splitlines()),
+            f"  run: {run or again}",
+        ]
+        return cls("\n".join(lines))
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,22 +109,19 @@ class Cell:
     base_size: str = ""
     """The matrix's base size, which is left out of the id; no axis of its own."""
 
-    @property
-    def away(self) -> tuple[str, ...]:
-        """The axes on which this cell is away from the base cell, in the order of `AXES`."""
-        return tuple(
-            axis
-            for axis in AXES
-            if (self.size != self.base_size if axis == "size" else getattr(self, axis) not in BASE[axis])
-        )
+    away: tuple[str, ...] = field(init=False, compare=False)
+    """The axes on which this cell is away from the base cell, in the order of `AXES`."""
+    id: str = field(init=False, compare=False)
+    """The values away from the base, joined by ``-``; ``base`` for the base cell.
 
-    @property
-    def id(self) -> str:
-        """The values away from the base, joined by ``-``; ``base`` for the base cell.
+    It depends on names only, so that it is the same from a checkout, a wheel, and every machine.
+    """
 
-        It depends on names only, so that it is the same from a checkout, a wheel, and every machine.
-        """
-        return "-".join(getattr(self, axis) for axis in self.away) or "base"
+    def __post_init__(self) -> None:
+        base = {**BASE, "size": {self.base_size}}
+        away = tuple([axis for axis in AXES if getattr(self, axis) not in base[axis]])
+        object.__setattr__(self, "away", away)
+        object.__setattr__(self, "id", "-".join([getattr(self, axis) for axis in away]) or "base")
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,12 +140,15 @@ class CellResult:
     """How many calls were compared with the reference."""
     seconds: float
     """Wall-clock seconds of the whole cell."""
-    note: str | None = None
-    """Anything else that a reader should know."""
 
     def to_json(self) -> dict[str, Any]:
         """The result as basic types; the cell's values stand beside its id."""
-        row = asdict(self)
-        cell = row.pop("cell")
-        cell.pop("base_size")
-        return {"id": self.cell.id, **cell, **row}
+        names = {axis: getattr(self.cell, axis) for axis in ("subject", *AXES)}
+        own = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "cell"}
+        return {"id": self.cell.id, **names, **own}
+
+
+def described(error: BaseException) -> str:
+    """An exception by its type and first line."""
+    first, *_ = str(error).splitlines() or [""]
+    return f"{type(error).__name__}: {first}"

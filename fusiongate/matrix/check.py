@@ -11,17 +11,18 @@ from typing import Any
 import torch
 
 from fusiongate._telling import counted
+from fusiongate.comparison.bits import normalised_strides
 from fusiongate.comparison.contracts import Exact
-from fusiongate.comparison.verdicts import compare
+from fusiongate.comparison.verdicts import bits_differ, compare
 from fusiongate.errors import FusiongateError
 from fusiongate.gate.signatures import tensors_of
-from fusiongate.subjects import Launcher, Trial
+from fusiongate.subjects import Launcher, Subject, Trial
 
-from .cells import Cell, CellFailure, CellResult, NotRun, Outcome, Path
-from .recipe import Recipe, Step
-from .results import Watched, metadata_of, results_of, shares_memory
-from .sizes import HUGE_ELEMENTS
-from .telling import called_in_words, calls_in_words, described, failure, launches_in_words, story
+from .cells import Cell, CellFailure, CellResult, NotRun, Outcome, Path, described
+from .inputs import HUGE_ELEMENTS
+from .lifecycles import Lifecycle
+from .modes import Mode
+from .steps import Step, steps_due
 from .tracing import of_the_compiler
 
 __all__ = ["PreparedCell"]
@@ -32,16 +33,58 @@ _FIRST_SIGHT = ("reference", "first-sight")
 class PreparedCell:
     """One cell with the operands of its first call, and what has to come of them.
 
+    Parameters
+    ----------
+    cell
+        The cell.
+    subject
+        What runs: the host build on the host.
+    mode, lifecycle
+        How it is called, and what its gate goes through.
+    device
+        The device of the call.
+    draw
+        Gives the arguments of a call by its number: other data, the same signature.
+    elsewhere
+        Gives arguments of another signature.
+    layout_forces
+        The reason for which no gate may launch on the layout, whatever its predicate says.
+    must_launch
+        Whether the cell has to launch, whatever the predicate says.
+    may_decline
+        The reason for which the cell is documented to be declined.
+
     Raises
     ------
     NotRun
         The operands cannot be made on this machine.
     """
 
-    def __init__(self, recipe: Recipe) -> None:
-        self._recipe = recipe
-        mode = recipe.mode
-        self._reference = mode.wrap(recipe.subject.reference, recipe.device) if mode.alike else recipe.subject.reference
+    def __init__(
+        self,
+        cell: Cell,
+        subject: Subject,
+        mode: Mode,
+        lifecycle: Lifecycle,
+        device: torch.device,
+        *,
+        draw: Callable[[int], tuple[Any, ...]],
+        elsewhere: Callable[[], tuple[Any, ...]],
+        layout_forces: str | None,
+        must_launch: bool,
+        may_decline: str | None,
+    ) -> None:
+        self.cell = cell
+        """The cell as data."""
+        self._subject = subject
+        self._mode = mode
+        self._lifecycle = lifecycle
+        self._device = device
+        self._drawn = draw
+        self._elsewhere = elsewhere
+        self._must_launch = must_launch
+        self._may_decline = may_decline
+        self._reference = mode.wrap(subject.reference, device) if mode.alike else subject.reference
         self.args: tuple[Any, ...] = self._draw(0)
         """The arguments of the first call."""
         self._first: Any = None
@@ -57,33 +100,19 @@ class PreparedCell:
                 self._raised = error
             if self._raised is None and mode.traces_once:
                 self._check_traceable()
-            self._steps = recipe.steps(self.args, self._raised)
+            self._steps = steps_due(subject, mode, lifecycle, layout_forces, self.args, self._raised)
+        self._last: Step = [step for steps in self._steps for step in steps][-1]
 
     def _check_traceable(self) -> None:
-        recipe = self._recipe
         try:
-            recipe.mode.wrap(recipe.subject.reference, recipe.device)(*self.args)
+            self._mode.wrap(self._subject.reference, self._device)(*self.args)
         except Exception as error:
-            raise NotRun(f"{recipe.mode.name} does not trace the reference: {described(error)}") from error
-
-    @property
-    def cell(self) -> Cell:
-        """The cell as data."""
-        return self._recipe.cell
-
-    @property
-    def id(self) -> str:
-        """The cell's id."""
-        return self.cell.id
+            raise NotRun(f"{self._mode.name} does not trace the reference: {described(error)}") from error
 
     @property
     def path(self) -> Path:
         """The path that the last call has to take."""
         return self._last.path
-
-    @property
-    def _last(self) -> Step:
-        return [step for steps in self._steps for step in steps][-1]
 
     @property
     def reason(self) -> str:
@@ -95,7 +124,7 @@ class PreparedCell:
         """What the reference makes of `args`; raises what eager raises."""
         if self._raised is not None:
             raise self._raised
-        return results_of(self._first)[0]
+        return _results_of(self._first)[0]
 
     def check(self) -> CellResult:
         """Call the subject, and assert path, reason, launches, bits and strides of every call.
@@ -107,12 +136,11 @@ class PreparedCell:
         """
         __tracebackhide__ = True
         started = time.perf_counter()
-        recipe = self._recipe
         self._check_declared()
         calls = len(self._steps)
-        with recipe.lifecycle.around(), self._trial() as trial:
-            recipe.lifecycle.ready(trial, recipe.elsewhere)
-            call = recipe.mode.wrap(trial.call, recipe.device)
+        with self._lifecycle.around(), self._trial() as trial:
+            self._lifecycle.ready(trial, self._elsewhere)
+            call = self._mode.wrap(trial.call, self._device)
             before = trial.launches
             for number in range(calls):
                 self._check_call(trial, call, number)
@@ -130,37 +158,35 @@ class PreparedCell:
             torch.cuda.empty_cache()
 
     def _check_declared(self) -> None:
-        recipe = self._recipe
-        if recipe.must_launch and self.path != "fused":
+        if self._must_launch and self.path != "fused":
             happened = f"must fuse, but declined: {self.reason}"
             raise self._failure(None, happened, "fused (verified): the layout stands in must_fuse")
-        if recipe.may_decline is not None and (self.path, self.reason) != ("reference", recipe.may_decline):
+        if self._may_decline is not None and (self.path, self.reason) != ("reference", self._may_decline):
             raise self._failure(
                 None,
                 f"{self.path} ({self.reason})",
-                f"reference ({recipe.may_decline}), as may_decline says: change it there if the kernel has changed",
+                f"reference ({self._may_decline}), as may_decline says: change it there if the kernel has changed",
             )
 
     # The calls --------------------------------------------------------------------------------------------------------
 
     def _draw(self, number: int) -> tuple[Any, ...]:
-        mode = self._recipe.mode
+        mode = self._mode
         with self._around() if mode.made_inside else contextlib.nullcontext():
-            return mode.convert(self._recipe.draw(number))
+            return mode.convert(self._drawn(number))
 
     def _around(self) -> contextlib.AbstractContextManager[Any]:
-        return self._recipe.mode.around(self._recipe.device)
+        return self._mode.around(self._device)
 
     def _trial(self) -> contextlib.AbstractContextManager[Trial]:
-        recipe = self._recipe
-        if recipe.mode.launcher_fails:
-            return recipe.subject.trial(lambda _launcher: _Forbidden())
-        if recipe.lifecycle.stand_in is not None:
-            return recipe.subject.trial(self._stand_in)
-        return recipe.subject.trial()
+        if self._mode.launcher_fails:
+            return self._subject.trial(lambda _launcher: _Forbidden())
+        if self._lifecycle.stand_in is not None:
+            return self._subject.trial(self._stand_in)
+        return self._subject.trial()
 
     def _stand_in(self, launcher: Launcher) -> Launcher:
-        stand_in = self._recipe.lifecycle.stand_in
+        stand_in = self._lifecycle.stand_in
         assert stand_in is not None
         if hasattr(type(launcher), "__getitem__"):
             raise NotRun("nothing can stand in for a kernel that launches by kernel[grid]: its outputs are not known")
@@ -168,7 +194,7 @@ class PreparedCell:
 
     def _check_call(self, trial: Trial, call: Callable[..., Any], number: int) -> None:
         args = self.args if number == 0 else self._draw(number)
-        watched = [] if self._recipe.mode.metadata_only else [Watched.of(tensor) for tensor in tensors_of(args)]
+        watched = [] if self._mode.metadata_only else [_Watched(tensor) for tensor in tensors_of(args)]
         with self._around():
             expected, raised = self._expected_of(args, number)
             before = trial.launches, trial.counts
@@ -184,7 +210,7 @@ class PreparedCell:
         if any(one.changed() for one in watched):
             raise self._failure(number, "it changed an input", "inputs are left as they were")
         with self._around():
-            self._check_bits(number, args, results_of(actual), results_of(expected))
+            self._check_bits(number, args, _results_of(actual), _results_of(expected))
 
     def _expected_of(self, args: tuple[Any, ...], number: int) -> tuple[Any, Exception | None]:
         if number == 0:
@@ -215,17 +241,17 @@ class PreparedCell:
         if trial.counts is None or before[1] is None:
             # A foreign gate decides for itself what its first call does.
             launched = any(step.path == "fused" for step in steps)
-            if number > 0 and steps and self._recipe.lifecycle.stand_in is None and launched != bool(launches):
+            if number > 0 and steps and self._lifecycle.stand_in is None and launched != bool(launches):
                 raise self._failure(
                     number,
-                    launches_in_words(launches),
+                    _launches(launches),
                     f"{'a launch' if launched else 'no launch'} ({steps[-1].reason})",
                 )
             return
         taken = Counter(trial.counts)
         taken.subtract(before[1])
         taken += Counter()
-        forced = self._recipe.mode.forced
+        forced = self._mode.forced
         counted = forced is None or forced.counted
         due = Counter((str(step.path), step.reason) for step in steps if counted)
         if taken != due:
@@ -233,28 +259,39 @@ class PreparedCell:
                 raise NotRun("too little free memory on the device to compare a kernel at this size")
             raise self._failure(
                 number,
-                f"{calls_in_words(taken)}, {launches_in_words(launches)}",
-                calls_in_words(due),
+                f"{_calls(taken)}, {_launches(launches)}",
+                _calls(due),
                 self._story(trial) if any(reason == "refused" for _, reason in taken) else "",
             )
         self._check_launches(number, launches, steps)
 
     def _check_not_launched(self, number: int, launches: int) -> None:
         if launches:
-            raise self._failure(number, launches_in_words(launches), "no launch where eager raises")
+            raise self._failure(number, _launches(launches), "no launch where eager raises")
 
     def _check_launches(self, number: int, launches: int, steps: tuple[Step, ...]) -> None:
         fused = sum(step.path == "fused" for step in steps)
         if not any(step.reason == "first-sight" for step in steps):
             if launches != fused:
                 reasons = ", ".join(sorted({step.reason for step in steps})) or "nothing reaches the gate"
-                raise self._failure(number, launches_in_words(launches), f"{launches_in_words(fused)} ({reasons})")
-        elif launches <= fused and not self._recipe.lifecycle.launch_raises:
-            raise self._failure(number, launches_in_words(launches), "first sight launches the kernel to compare it")
+                raise self._failure(number, _launches(launches), f"{_launches(fused)} ({reasons})")
+        elif launches <= fused and not self._lifecycle.launch_raises:
+            raise self._failure(number, _launches(launches), "first sight launches the kernel to compare it")
 
     def _story(self, trial: Trial) -> str:
+        """What differs when the kernel runs on the cell's own arguments: says more than that it was refused."""
+        fusion = trial.fusion
+        assert fusion is not None
+        lines = [str(event) for event in fusion.gate.events]
         with self._around():
-            return story(trial, self.args)
+            try:
+                verdict = compare(
+                    fusion.fused(*self.args), fusion.reference(*self.args), fusion.contract, fusion.reference, self.args
+                )
+                lines.append(f"on this cell's arguments: {verdict}")
+            except Exception as error:
+                lines.append(f"on this cell's arguments the kernel raised {described(error)}")
+        return "\n".join(lines)
 
     # The bits ---------------------------------------------------------------------------------------------------------
 
@@ -265,21 +302,21 @@ class PreparedCell:
         actual: tuple[torch.Tensor, ...],
         expected: tuple[torch.Tensor, ...],
     ) -> None:
-        mode, subject = self._recipe.mode, self._recipe.subject
+        mode, subject = self._mode, self._subject
         if not mode.alike:
             # A mode that calls several times gives a result of each; a replay calls nothing.
             expected = expected * max(1, mode.gate_calls[number])
         self._check_number(number, actual, expected)
         for got, wanted in zip(actual, expected, strict=False):
             if mode.metadata_only:
-                if metadata_of(got) != metadata_of(wanted):
-                    raise self._failure(number, f"{metadata_of(got)}", f"{metadata_of(wanted)}")
+                if _metadata_of(got) != _metadata_of(wanted):
+                    raise self._failure(number, f"{_metadata_of(got)}", f"{_metadata_of(wanted)}")
                 continue
             contract = subject.contract if self.path == "fused" else Exact()
             verdict = compare(got, wanted, contract, subject.reference, args)
             if not verdict.ok:
                 raise self._failure(number, "the result is not the reference's", str(contract), str(verdict))
-            if shares_memory(got, args) and not shares_memory(wanted, args):
+            if _shares_memory(got, args) and not _shares_memory(wanted, args):
                 raise self._failure(number, "the result shares memory with an input", "a new tensor")
 
     def _check_number(self, number: int, actual: tuple[torch.Tensor, ...], expected: tuple[torch.Tensor, ...]) -> None:
@@ -287,7 +324,7 @@ class PreparedCell:
             raise self._failure(number, counted(len(actual), "result"), counted(len(expected), "result"))
 
     def _check_witness(self) -> None:
-        fusion = self._recipe.subject.fusion
+        fusion = self._subject.fusion
         if fusion is None or fusion.witness is None or self.cell.away not in {(), ("layout",), ("dtype",), ("size",)}:
             return
         of_reference, of_fused = fusion.witness
@@ -297,8 +334,11 @@ class PreparedCell:
             raise self._failure(None, "the witness differs from the reference's", "equal bits", str(verdict))
 
     def _failure(self, number: int | None, happened: str, expected: str, more: str = "") -> CellFailure:
-        where = "" if number is None else called_in_words(number, self._recipe.lifecycle.calls, self._recipe.mode)
-        return failure(self.cell, where, happened, expected, more)
+        """A failure at a call; which replay it was is said too: what a replay gives is no launch's fault."""
+        where = "" if number is None else f", call {number + 1} of {self._lifecycle.calls}"
+        if number is not None and (replay := self._mode.replays[number]):
+            where += f", on replay {replay}"
+        return CellFailure.at(self.cell, where, happened, expected, more)
 
 
 class _Forbidden:
@@ -309,3 +349,41 @@ class _Forbidden:
 
     def __getitem__(self, _grid: Any) -> Any:
         self()
+
+
+class _Watched:
+    """An input and what it held."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._tensor = tensor
+        # A copy of a huge operand could be what no longer fits.
+        self._before = tensor.detach().clone() if tensor.numel() < HUGE_ELEMENTS else None
+
+    def changed(self) -> bool:
+        """Whether it holds something else."""
+        return self._before is not None and bool(bits_differ(self._tensor.detach().clone(), self._before))
+
+
+def _results_of(result: Any) -> tuple[torch.Tensor, ...]:
+    return result if isinstance(result, tuple) else (result,)
+
+
+def _metadata_of(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """Everything about a tensor but its values."""
+    strides = normalised_strides(tensor.shape, tensor.stride())
+    return type(tensor).__name__, tensor.dtype, tuple(tensor.shape), strides, tensor.device.type
+
+
+def _shares_memory(result: torch.Tensor, args: tuple[Any, ...]) -> bool:
+    memory = result.untyped_storage().data_ptr()
+    return bool(result.numel()) and any(memory == tensor.untyped_storage().data_ptr() for tensor in tensors_of(args))
+
+
+def _launches(number: int) -> str:
+    return f"{number or 'no'} {'launch' if number in (0, 1) else 'launches'}"
+
+
+def _calls(counts: Mapping[tuple[str, str], int]) -> str:
+    """Counted calls, such as ``1 × reference (stride)``."""
+    calls = (f"{count} × {path} ({reason})" for (path, reason), count in sorted(counts.items()))
+    return ", ".join(calls) or "no call that is counted"

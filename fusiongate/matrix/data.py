@@ -13,8 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from .cells import NotRun
-from .inputs import Inputs
-from .sizes import HUGE_ELEMENTS
+from .inputs import HUGE_ELEMENTS, Inputs
 
 __all__ = ["DATA", "Draw", "Kind", "can_cancel", "generator_for", "normal"]
 

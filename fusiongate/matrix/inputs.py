@@ -1,21 +1,60 @@
-"""Symbolic inputs: ``{"x": "B S D", "scale": "B 1 D"}`` and the sizes of their symbols."""
+"""Symbolic inputs: ``{"x": "B S D", "scale": "B 1 D"}``, the sizes of their symbols, and their dtypes."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
+
+import torch
 
 from fusiongate.errors import UsageError
 
-__all__ = ["Factory", "Inputs", "Operand", "Role", "Size"]
+__all__ = [
+    "ADALN_SIZES",
+    "DTYPES",
+    "HUGE_ELEMENTS",
+    "LARGE_ELEMENTS",
+    "DtypePlan",
+    "Factory",
+    "Inputs",
+    "Operand",
+    "Role",
+    "Size",
+    "dtypes_for",
+    "sizes_for",
+]
 
 Role = Literal["full", "row", "part"]
 Factory = Callable[..., tuple[Any, ...]]
 
-
 _MOST_ELEMENTS = 2**62
+
+LARGE_ELEMENTS = 1 << 22
+"""From here on a size stands on the base row only: its pairs would cost seconds and show nothing new."""
+
+HUGE_ELEMENTS = 1 << 28
+"""From here on a size needs a GPU."""
+
+ADALN_SIZES: tuple[dict[str, int], ...] = (
+    {"B": 2, "S": 33, "D": 512},
+    # LTX-2: video tokens at its width, and audio at its own.
+    {"B": 2, "S": 517, "D": 4096},
+    {"B": 1, "S": 126, "D": 2048},
+    # Odd tails, in both directions.
+    {"B": 2, "S": 1, "D": 512},
+    {"B": 2, "S": 127, "D": 132},
+    {"B": 3, "S": 129, "D": 516},
+    {"B": 2, "S": 5, "D": 130},
+    {"B": 1, "S": 33, "D": 2240},
+    {"B": 1, "S": 7, "D": 4100},
+    # A grid's second and third dimension end at 65,535 blocks.
+    {"B": 1, "S": 65_600, "D": 64},
+    {"B": 65_600, "S": 1, "D": 64},
+    # 2**31 + 4096 elements: an offset of 32 bits has wrapped.
+    {"B": 1, "S": 524_289, "D": 4096},
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +123,16 @@ class Inputs:
     """Pairs of name and `Operand` or live value, in positional order."""
     factory: Factory | None = None
     """Makes the arguments instead: ``f(size, dtype, device, generator) -> args``."""
+    operands: tuple[Operand, ...] = field(init=False)
+    """The tensor arguments, in positional order."""
+    symbols: tuple[str, ...] = field(init=False)
+    """The symbols, in the order in which they first appear."""
+
+    def __post_init__(self) -> None:
+        operands = tuple(value for _, value in self.arguments if isinstance(value, Operand))
+        symbols = tuple(dict.fromkeys(dim for operand in operands for dim in operand.dims if dim != "1"))
+        object.__setattr__(self, "operands", operands)
+        object.__setattr__(self, "symbols", symbols)
 
     @classmethod
     def of(cls, spec: Mapping[str, Any] | Factory) -> Inputs:
@@ -105,16 +154,6 @@ class Inputs:
                 f'such as "x": "B S D"'
             )
         return inputs
-
-    @property
-    def operands(self) -> tuple[Operand, ...]:
-        """The tensor arguments, in positional order."""
-        return tuple(value for _, value in self.arguments if isinstance(value, Operand))
-
-    @property
-    def symbols(self) -> tuple[str, ...]:
-        """The symbols, in the order in which they first appear."""
-        return tuple(dict.fromkeys(dim for operand in self.operands for dim in operand.dims if dim != "1"))
 
     def having(self, role: Role) -> tuple[Operand, ...]:
         """The operands of one role.
@@ -165,3 +204,89 @@ def _argument(name: str, value: Any) -> Any:
 
 def _listed(symbols: Iterable[str]) -> str:
     return ", ".join(sorted(symbols)) or "no symbols"
+
+
+# Sizes --------------------------------------------------------------------------------------------------------------
+
+
+def sizes_for(inputs: Inputs, given: Iterable[Mapping[str, int]] | None) -> tuple[Size, ...]:
+    """The sizes of a matrix, the base first: the given ones, else those of adaLN.
+
+    The base is the one with the fewest elements among those given, so that the many cells at the base size are cheap.
+
+    Raises
+    ------
+    UsageError
+        No sizes for symbols other than B, S and D, sizes that repeat, or sizes whose symbols are not the inputs'.
+    """
+    if given is None:
+        if inputs.factory is not None or set(inputs.symbols) != {"B", "S", "D"}:
+            asked = "a factory" if inputs.factory is not None else f"the symbols {', '.join(inputs.symbols)}"
+            raise UsageError(
+                f"the default sizes are for the symbols B, S and D, but the inputs have {asked}: give sizes=[{{...}}]"
+            )
+        return tuple(Size.of(extents) for extents in ADALN_SIZES)
+    sizes = tuple(Size.of(extents) for extents in given)
+    if not sizes:
+        raise UsageError("sizes=[] gives no cell anything to run on: give at least one size")
+    if len(set(sizes)) != len(sizes):
+        raise UsageError(f"sizes repeat: {', '.join(size.name for size in sizes)}; give each once")
+    inputs.check_sizes(sizes)
+    base = min(sizes, key=lambda size: size.elements)
+    return (base, *(size for size in sizes if size is not base))
+
+
+# Dtypes -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class DtypePlan:
+    """Which operand gets which dtype."""
+
+    name: str
+    """The plan as it stands in a cell's id."""
+    main: torch.dtype
+    """The dtype of every operand that has no other."""
+    rows: torch.dtype | None = None
+    """The dtype of all row operands, where it is another."""
+    last: torch.dtype | None = None
+    """The dtype of the last operand alone, where it is another."""
+
+    @property
+    def mixed(self) -> bool:
+        """Whether the operands' dtypes differ."""
+        return self.rows is not None or self.last is not None
+
+    def assign(self, inputs: Inputs) -> dict[str, torch.dtype]:
+        """The dtype of each operand."""
+        dtypes = {operand.name: self.main for operand in inputs.operands}
+        if self.rows is not None:
+            dtypes.update({operand.name: self.rows for operand in inputs.having("row")})
+        if self.last is not None:
+            dtypes[inputs.operands[-1].name] = self.last
+        return dtypes
+
+
+DTYPES: dict[str, DtypePlan] = {
+    plan.name: plan
+    for plan in (
+        DtypePlan("bf16", torch.bfloat16),
+        DtypePlan("fp16", torch.float16),
+        DtypePlan("fp32", torch.float32),
+        DtypePlan("fp64", torch.float64),
+        DtypePlan("mixed", torch.bfloat16, rows=torch.float32),
+        DtypePlan("mixed-last", torch.bfloat16, last=torch.float32),
+    )
+}
+"""Every plan by name. ``mixed`` is bf16 under fp32 rows; in ``mixed-last`` the last operand alone is fp32."""
+
+
+def dtypes_for(inputs: Inputs) -> tuple[DtypePlan, ...]:
+    """The plans that differ from one another on these inputs."""
+    plans: dict[tuple[torch.dtype, ...], DtypePlan] = {}
+    for plan in DTYPES.values():
+        if plan.mixed and inputs.factory is not None:
+            continue
+        key = tuple(plan.assign(inputs).values()) or (plan.main,)
+        plans.setdefault(key, plan)
+    return tuple(plans.values())

@@ -119,18 +119,6 @@ class PathTable:
             return None
         return f"{result.cell.id}: {_told(recorded)} → {_told(now)}"
 
-    def compare(self, newer: PathTable) -> list[str]:
-        """What differs from this table to a newer one, a line a cell, by the cell's id.
-
-        A cell without a row on one side is a difference too: a cell that vanished tests nothing any more.
-        """
-        cells = sorted({*self.paths, *newer.paths})
-        return [
-            f"{cell}: {_told(self.paths.get(cell))} → {_told(newer.paths.get(cell))}"
-            for cell in cells
-            if self.paths.get(cell) != newer.paths.get(cell)
-        ]
-
 
 def _row(result: CellResult) -> tuple[str, str]:
     return ("reference" if result.outcome == "refused" else result.outcome), result.reason

@@ -16,15 +16,11 @@ from .cells import Cell, NotRun, Selected
 from .check import PreparedCell
 from .data import DATA, Draw, can_cancel, generator_for
 from .devices import DEVICES, check_memory
-from .dtypes import dtypes_for
 from .expansion import axis_values, expand
-from .inputs import Factory, Inputs, Size
-from .layouts import layouts_for
+from .inputs import HUGE_ELEMENTS, LARGE_ELEMENTS, Factory, Inputs, Size, dtypes_for, sizes_for
+from .layouts import aligned_copy, layouts_for, realigned
 from .lifecycles import LIFECYCLES
-from .memory import aligned_copy, realigned
 from .modes import MODES
-from .recipe import Recipe
-from .sizes import HUGE_ELEMENTS, LARGE_ELEMENTS, sizes_for
 
 __all__ = ["Matrix"]
 
@@ -191,18 +187,16 @@ class Matrix:
                 raise NotRun(f"needs a GPU: {elements:,} elements")
             check_memory(where, elements, self._dtypes[cell.dtype].main.itemsize)  # only on a GPU: huge cells
         prepared = PreparedCell(
-            Recipe(
-                cell=cell,
-                subject=subject,
-                mode=mode,
-                lifecycle=LIFECYCLES[cell.lifecycle],
-                device=where,
-                draw=lambda call: placement.placed(self._arguments(cell, call, where)),
-                elsewhere=lambda: placement.placed(self._arguments(cell, 0, where, self._another(cell))),
-                layout_forces=self._layouts[cell.layout].forces,
-                must_launch=self.must_launch(cell),
-                may_decline=self._declared_reason(cell) if self._covered(cell) else None,
-            )
+            cell,
+            subject,
+            mode,
+            LIFECYCLES[cell.lifecycle],
+            where,
+            draw=lambda call: placement.placed(self._arguments(cell, call, where)),
+            elsewhere=lambda: placement.placed(self._arguments(cell, 0, where, self._another(cell))),
+            layout_forces=self._layouts[cell.layout].forces,
+            must_launch=self.must_launch(cell),
+            may_decline=self._declared_reason(cell) if self._covered(cell) else None,
         )
         if device.kind == "host" and prepared.reason == "cpu" and cell.device != "cpu":
             raise NotRun(f"{subject.name} declines cpu and has no host build")

@@ -7,8 +7,8 @@ collect the same; a cell that this machine cannot run is skipped as *not run*, w
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import pytest
 
@@ -28,45 +28,54 @@ __all__ = ["FusionCase", "fusion_case"]
 
 _MARKER: Final = "fusion_matrix"
 
+T = TypeVar("T")
+
 
 class FusionCase:
     """One cell with its operands made: what the fixture ``fusion_case`` gives a test."""
 
-    __slots__ = ("_log", "_prepared")
+    __slots__ = ("_item", "_matrix", "_prepared", "_recorded", "_selected", "_started", "cell")
 
-    def __init__(self, prepared: PreparedCell, log: _Log) -> None:
-        self._prepared = prepared
-        self._log = log
+    def __init__(self, item: pytest.Item, matrix: Matrix, cell: Cell, selected: Selected) -> None:
+        self.cell = cell
+        """The cell as data."""
+        self._item = item
+        self._matrix = matrix
+        self._selected = selected
+        self._recorded = False
+        self._started = time.perf_counter()
+        self._prepared: PreparedCell | None = None
+        self._prepared = self._told(lambda: matrix.prepare(cell, selected))
 
     @property
     def args(self) -> tuple[Any, ...]:
         """The operands, in the order of the subject's parameters."""
-        return self._prepared.args
+        return self._ready.args
 
     @property
     def expected(self) -> torch.Tensor:
         """What the reference makes of the operands."""
-        return self._prepared.expected
+        return self._ready.expected
 
     @property
     def path(self) -> str:
         """The path that the call has to take: ``fused``, ``reference`` or ``raises``."""
-        return self._prepared.path
+        return self._ready.path
 
     @property
     def reason(self) -> str:
         """The published reason for that path."""
-        return self._prepared.reason
+        return self._ready.reason
 
     @property
     def id(self) -> str:
         """The cell's id, which stands in the test's name too."""
-        return self._prepared.id
+        return self.cell.id
 
     @property
-    def cell(self) -> Cell:
-        """The cell as data."""
-        return self._prepared.cell
+    def _ready(self) -> PreparedCell:
+        assert self._prepared is not None
+        return self._prepared
 
     def check(self) -> CellResult:
         """Run the cell: assert its path, its reason and its bits, and hold the path against the committed table.
@@ -76,78 +85,58 @@ class FusionCase:
         CellFailure
             One of them is another than it has to be.
         """
-        from fusiongate.matrix import CellFailure, NotRun
-
         # The failure tells its story; frames of ours would only push the test's own line out of sight.
         __tracebackhide__ = True
-        try:
-            result = self._prepared.check()
-            self._log.result = result
-            compared = paths.observe(self._log.item.config, self._log.selected, self._log.matrix, result)
-        except NotRun as missing:
-            self._log.not_run(missing)
-            pytest.skip(f"not run: {missing}")
-        except (CellFailure, FusiongateError) as failure:
-            self._log.red(failure)
-            raise failure.with_traceback(None) from None
-        except Exception as error:
-            self._log.red(error)
-            raise
-        self._log.ran(result, compared)
+        result = self._told(self._ready.check)
+        compared = self._told(lambda: paths.observe(self._item.config, self._selected, self._matrix, result), result)
+        self._record({**result.to_json(), **compared})
         return result
 
-
-class _Log:
-    """Records what becomes of one cell, once."""
-
-    def __init__(self, item: pytest.Item, matrix: Matrix, cell: Cell, selected: Selected) -> None:
-        self.item = item
-        self.selected = selected
-        self.done = False
-        self.expected: str | None = None
-        self.matrix = matrix
-        self.result: CellResult | None = None
-        self._cell = cell
-        self._started = time.perf_counter()
-
-    def ran(self, result: CellResult, compared: Mapping[str, Any]) -> None:
-        self._record({**result.to_json(), **compared})
-
-    def not_run(self, missing: Exception) -> None:
-        self._record(self._without_result("not run", str(missing)))
-
-    def red(self, error: BaseException) -> None:
-        message = str(error) or type(error).__name__
-        # What a failed cell launched is not known, unless it failed after its calls or nothing could launch.
-        launches = self.result.launches if self.result else 0 if kernels_disabled() else None
-        row = self._without_result("red", message.splitlines()[0])
-        self._record({**row, "launches": launches, "message": message})
-
-    def unchecked(self) -> None:
-        if not self.done:
+    def close(self) -> None:
+        """Record a test that ended without a check, and let go of the operands."""
+        if not self._recorded:
             self._record(self._without_result("unchecked", "the test did not call fusion_case.check()"))
+        self._ready.close()
+
+    def _told(self, step: Callable[[], T], result: CellResult | None = None) -> T:
+        """What a step gives; one that cannot be taken here, or fails, is recorded as that."""
+        __tracebackhide__ = True
+        from fusiongate.matrix import CellFailure, NotRun
+
+        try:
+            return step()
+        except NotRun as missing:
+            self._record(self._without_result("not run", str(missing)))
+            pytest.skip(f"not run: {missing}")
+        except Exception as error:
+            message = str(error) or type(error).__name__
+            # What a failed cell launched is not known, unless it failed after its calls or nothing could launch.
+            launches = result.launches if result else 0 if kernels_disabled() else None
+            row = self._without_result("red", message.splitlines()[0])
+            self._record({**row, "launches": launches, "message": message})
+            if self._prepared is not None and isinstance(error, CellFailure | FusiongateError):
+                raise error.with_traceback(None) from None
+            raise
 
     def _without_result(self, outcome: str, reason: str) -> Mapping[str, Any]:
         from fusiongate.matrix import CellResult
 
         seconds = time.perf_counter() - self._started
-        result = CellResult(
-            cell=self._cell, outcome="not run", reason=reason, launches=0, checks=0, seconds=seconds, note=None
-        )
+        result = CellResult(cell=self.cell, outcome="not run", reason=reason, launches=0, checks=0, seconds=seconds)
         return {**result.to_json(), "outcome": outcome}
 
     def _record(self, payload: Mapping[str, Any]) -> None:
-        self.done = True
+        self._recorded = True
         row = {
             **payload,
-            "expected": self.expected,
-            "must_fuse": self.matrix.must_launch(self._cell),
-            "selected": self.selected.kind if self.selected.index is None else str(self.selected.torch_device),
-            "test": self.item.nodeid,
+            "expected": None if self._prepared is None else self._prepared.path,
+            "must_fuse": self._matrix.must_launch(self.cell),
+            "selected": self._selected.kind if self._selected.index is None else str(self._selected.torch_device),
+            "test": self._item.nodeid,
         }
-        record(self.item, "cell", self._cell.subject, row)
+        record(self._item, "cell", self.cell.subject, row)
         for name in ("outcome", "reason", "launches"):
-            self.item.user_properties.append((f"fusiongate.{name}", str(row[name])))
+            self._item.user_properties.append((f"fusiongate.{name}", str(row[name])))
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -191,21 +180,8 @@ def _matrix(test: str, marker: pytest.Mark) -> Matrix:
 @pytest.fixture
 def fusion_case(request: pytest.FixtureRequest) -> Iterator[FusionCase]:
     """One cell of the marker's matrix, on a fresh gate: call ``check()``, or use ``args`` and ``expected``."""
-    from fusiongate.matrix import NotRun
-
     if not hasattr(request, "param"):
         pytest.fail(f"fusion_case needs a matrix: mark the test with @pytest.mark.{_MARKER}(op)", pytrace=False)
-    matrix, cell = request.param
-    log = _Log(request.node, matrix, cell, select(request.config))
-    try:
-        prepared = matrix.prepare(cell, log.selected)
-    except NotRun as missing:
-        log.not_run(missing)
-        pytest.skip(f"not run: {missing}")
-    except Exception as error:
-        log.red(error)
-        raise
-    log.expected = prepared.path
-    yield FusionCase(prepared, log)
-    log.unchecked()
-    prepared.close()
+    case = FusionCase(request.node, *request.param, select(request.config))
+    yield case
+    case.close()

@@ -94,7 +94,7 @@ def test_a_verified_cell_launches_on_first_sight_and_twice_more() -> None:
 def test_a_prepared_cell_shows_what_it_will_do() -> None:
     matrix = Matrix(fusion())
     prepared = matrix.prepare(cell(matrix, "permuted"), HOST)
-    assert ("reference", "stride", "permuted") == (prepared.path, prepared.reason, prepared.id)
+    assert ("reference", "stride", "permuted") == (prepared.path, prepared.reason, prepared.cell.id)
     assert torch.equal(prepared.expected, reference(*prepared.args))
 
 

@@ -8,9 +8,7 @@ import pytest
 import torch
 
 from fusiongate.errors import UsageError
-from fusiongate.matrix.dtypes import dtypes_for
-from fusiongate.matrix.inputs import Inputs, Size
-from fusiongate.matrix.sizes import ADALN_SIZES, sizes_for
+from fusiongate.matrix.inputs import ADALN_SIZES, Inputs, Size, dtypes_for, sizes_for
 from fusiongate.subjects import ADALN
 
 RESIDUAL_GATE = {"residual": "B S D", "update": "B S D", "gate": "B 1 D"}

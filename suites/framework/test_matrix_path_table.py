@@ -87,11 +87,6 @@ def test_a_changed_cell_is_told() -> None:
     assert "sliced: no row → fused (verified)" == TABLE.difference(result("fused", "verified", "sliced"))
 
 
-def test_a_cell_that_vanished_is_a_difference() -> None:
-    newer = PathTable("modulate", "abd", {"base": ("fused", "verified"), "rank-2": ("reference", "rank")})
-    assert ["permuted: reference (stride) → no row", "rank-2: no row → reference (rank)"] == TABLE.compare(newer)
-
-
 def test_an_update_keeps_the_rows_that_a_narrow_run_did_not_reach() -> None:
     newer = PathTable("modulate", "abd", {"base": ("reference", "dtype")})
     assert PathTable("modulate", "abd", {**TABLE.paths, **newer.paths}) == TABLE.updated(newer)

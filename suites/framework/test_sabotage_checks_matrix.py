@@ -11,7 +11,6 @@ from torch import Tensor
 from fusiongate.gate import verification as first_sight
 from fusiongate.gate.fusion import Fusion
 from fusiongate.matrix import CellFailure, Matrix, Selected, check
-from fusiongate.matrix.results import Watched
 from fusiongate.sabotage import saboteur
 from fusiongate.subjects import Subject
 
@@ -21,8 +20,8 @@ from .removals import Needed, modulate, nothing, nothing_found, reordered, right
 MATRIX = [
     Needed("paths", nothing(check.PreparedCell, "_check_path"), "last-bit-off", lambda: ("base",)),
     Needed("bits", nothing(check.PreparedCell, "_check_bits"), "wrong-after-first-sight", lambda: ("base",)),
-    Needed("inputs", nothing(Watched, "changed", False), "rows-changed-later", lambda: ("base",)),
-    Needed("memory", nothing(check, "shares_memory", False), "output-in-its-input-later", lambda: ("zeros",)),
+    Needed("inputs", nothing(check._Watched, "changed", False), "rows-changed-later", lambda: ("base",)),
+    Needed("memory", nothing(check, "_shares_memory", False), "output-in-its-input-later", lambda: ("zeros",)),
     Needed(
         "must-fuse", nothing(check.PreparedCell, "_check_declared"), "declines-too-much", lambda: ("strided-unbind-4d",)
     ),
@@ -206,5 +205,5 @@ def test_without_metadata_a_foreign_gate_may_promise_another_shape(monkeypatch: 
 
     assert checked(foreign(modulate), "meta")
     assert not checked(foreign(flat_on_meta), "meta")
-    monkeypatch.setattr(check, "metadata_of", lambda tensor: ())
+    monkeypatch.setattr(check, "_metadata_of", lambda tensor: ())
     assert checked(foreign(flat_on_meta), "meta")
