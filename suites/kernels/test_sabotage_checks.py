@@ -41,9 +41,10 @@ def restored() -> Iterator[None]:
 
 
 def waiting(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
-    """The chain, and the device done with it: on another stream the comparison would come too early."""
+    """The chain, with the device idle before and after it: streams that nobody watches wait for nothing else."""
+    torch.cuda.synchronize(x.device)
     result = modulate(x, scale, shift)
-    torch.cuda.synchronize(result.device)
+    torch.cuda.synchronize(x.device)
     return result
 
 
@@ -90,7 +91,7 @@ def test_without_the_device_a_result_without_dimensions_may_lie_on_the_cpu(monke
 ENDS_THE_DEVICE = """
 import sys
 import torch
-from fusiongate import judging
+from fusiongate.gate import judging
 from fusiongate.gate.fusion import Fusion
 from fusiongate.sabotage import saboteur
 
