@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from .comparison.contracts import Exact, Ulp
     from .comparison.digests import digest, md5
     from .comparison.verdicts import Verdict, compare
-    from .gate.fusion import Fusion, require_fused, warm_up
+    from .gate.fusion import Fusion, warm_up
+    from .gate.judging import require_fused
     from .gate.policies import After, Every, Policy, Sampled
     from .gate.states import Decision, Event, Reason, State
     from .matrix import ADALN
@@ -58,7 +59,7 @@ _HOMES = {
     "mount": "sites",
     "mounted": "sites",
     "preset": "presets",
-    "require_fused": "gate.fusion",
+    "require_fused": "gate.judging",
     "rewired": "scanning",
     "scan": "scanning",
     "unmount": "sites",

@@ -15,7 +15,7 @@ import threading
 import types
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from .comparison.contracts import Contract, Exact
@@ -23,6 +23,7 @@ from .errors import UsageError
 
 if TYPE_CHECKING:
     from .gate.fusion import Fusion
+    from .gate.spec import FusionSpec
 
 __all__ = ["ADALN", "GridLauncher", "Launcher", "Spy", "Subject", "Trial"]
 
@@ -170,19 +171,23 @@ class Subject:
         return source_hash(kernels.SOURCES) if any(self.fusion is one for one in ours if one is not None) else ""
 
     @contextlib.contextmanager
-    def trial(self, stand_in: StandIn | None = None) -> Iterator[Trial]:
+    def trial(
+        self, stand_in: StandIn | None = None, variant: Callable[[FusionSpec], FusionSpec] | None = None
+    ) -> Iterator[Trial]:
         """A fresh gate with counted launches; what was there before is back afterwards.
 
         Parameters
         ----------
         stand_in
             Called with the launcher, gives what launches instead of it in this trial.
+        variant
+            Gives the spec that a fusion has in this trial; no concern of a foreign gate's.
         """
         if self.fusion is not None:
-            with self.fusion.isolated() as fresh:
-                spy = Spy(stand_in(fresh.fused) if stand_in else fresh.fused)
-                fresh.fused = spy
-                yield Trial(fresh, spy, fresh)
+            spec = self.fusion.spec if variant is None else variant(self.fusion.spec)
+            spy = Spy(stand_in(spec.fused) if stand_in else spec.fused)
+            fresh = type(self.fusion).of(replace(spec, fused=spy))
+            yield Trial(fresh, spy, fresh)
             return
         places = _places(self.name, self.fused)
         launcher = getattr(*places[0])

@@ -4,40 +4,36 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from typing import Any, Literal, final
+from dataclasses import replace
+from typing import Any, Generic, Literal, cast, final
 
 import torch
 from torch import Tensor, nn
 
-from fusiongate.comparison.contracts import Contract, Exact, Ulp
+from fusiongate.comparison.contracts import Contract, Exact
 from fusiongate.comparison.verdicts import Verdict
 from fusiongate.errors import UsageError
 
 from .counters import Counts, Tallies
 from .custom_op import RegisteredOp
 from .device_state import capturing, device_of, excuse
-from .fast_path import OffersAdmission
-from .judging import Judge
+from .fast_path import Admission, OffersAdmission
+from .judging import Judge, fell_back
 from .policies import Policy
-from .requiring import fell_back, require_fused
 from .routing import Router
 from .signatures import call_key, is_plain_call
+from .spec import FusionSpec, P, R, Witness, never_declines
 from .states import Decision, Gate, Reason, Slot, State
-from .verification import Trial, Witness
 
-__all__ = ["Fusion", "require_fused", "warm_up"]
+__all__ = ["Fusion", "warm_up"]
 
 _VERIFIED = State.VERIFIED
 _FUSED = ("fused", str(Reason.VERIFIED))
 _LAUNCH = ("launch", "")
 
 
-def _never_declines(*_args: Any) -> str | None:
-    return None
-
-
 @final
-class Fusion:
+class Fusion(Generic[P, R]):
     """A fused kernel behind a gate, called like the eager chain that it replaces.
 
     Parameters
@@ -81,102 +77,175 @@ class Fusion:
         self,
         name: str,
         *,
-        reference: Callable[..., Tensor],
-        fused: Callable[..., Tensor],
-        declines: Callable[..., str | None] = _never_declines,
+        reference: Callable[P, R],
+        fused: Callable[..., R],
+        declines: Callable[..., str | None] = never_declines,
         signature: Callable[..., Hashable] | None = None,
-        contract: Contract = Exact(),  # noqa: B008  # frozen
+        contract: Contract | tuple[Contract, ...] = Exact(),  # noqa: B008  # frozen
         policy: Policy = Policy(),  # noqa: B008  # frozen
         probe: Callable[..., Sequence[Any]] | None = None,
         witness: Witness | None = None,
         grows: bool | Callable[[Sequence[Any], Sequence[Any]], bool] = True,
+        mutates_args: tuple[str, ...] = (),
         compile: Literal["expression", "op"] = "expression",  # noqa: A002  # the public name
         host: Fusion | None = None,
     ) -> None:
-        for label, needed in (("reference", reference), ("fused", fused), ("declines", declines)):
-            _expect(name, label, needed, callable(needed), "a callable")
-        for label, option in (("signature", signature), ("probe", probe)):
-            _expect(name, label, option, option is None or callable(option), "a callable or None")
-        pair = isinstance(witness, tuple) and len(witness) == 2 and all(map(callable, witness))
-        _expect(name, "witness", witness, witness is None or pair, "a pair of callables or None")
-        _expect(name, "contract", contract, isinstance(contract, Exact | Ulp), "Exact() or Ulp(n)")
-        _expect(name, "policy", policy, isinstance(policy, Policy), "a Policy")
-        _expect(name, "host", host, host is None or isinstance(host, Fusion), "a Fusion or None")
-        _expect(name, "compile", compile, compile in ("expression", "op"), "'expression' or 'op'")
-        # Tracers and wrappers ask a callable for it.
-        self.name = name
-        self.reference = reference
-        self.fused = fused
-        self.declines = declines
-        self.contract = contract
-        self.policy = policy
-        self.witness = witness
-        self.grows = grows
-        self.compile = compile
-        self.host = host
-        self.gate = Gate(name, policy)
-        self._signature = signature
-        self._probe = probe
-        self._router = Router(self.gate, reference, signature)
+        self._open(
+            FusionSpec(
+                name=name,
+                reference=reference,
+                fused=fused,
+                declines=declines,
+                signature=signature,
+                contract=contract,
+                policy=policy,
+                probe=probe,
+                witness=witness,
+                grows=grows,
+                mutates_args=mutates_args,
+                compile=compile,
+                host=host,
+            )
+        )
+
+    @classmethod
+    def of(cls, spec: FusionSpec[P, R]) -> Fusion[P, R]:
+        """The fusion that a spec describes, behind a new gate.
+
+        Raises
+        ------
+        UsageError
+            If the spec's ``host`` is no fusion, or its ``compile`` asks for more than the reference tells.
+        """
+        fusion = cls.__new__(cls)
+        fusion._open(spec)
+        return fusion
+
+    def _open(self, spec: FusionSpec[P, R]) -> None:
+        if not (spec.host is None or isinstance(spec.host, Fusion)):
+            raise UsageError(f"Fusion({spec.name!r}): host= is {spec.host!r}; expected a Fusion or None")
+        self.spec = spec
+        self.gate = Gate(spec.name, spec.policy)
+        self._reference = spec.reference
+        self._fused = spec.fused
+        self._recheck = spec.policy.recheck
+        self._router = Router(self.gate, spec)
         self._routes = self._router.known
         self._tallies = Tallies()
         self._launched = Tallies()
-        self._judge = Judge(self.gate, self._tallies, self._router.names)
-        self._recheck = policy.recheck
-        # A kernel that is looked at again has to come by the gate each time.
-        self._admitted = fused.admission() if policy.recheck is None and isinstance(fused, OffersAdmission) else None
-        self._admitting = fused
         self._direct = Tallies()
-        if self._admitted is not None:
-            self.gate.on_withdrawal = self._admitted.forget
+        self._judge = Judge(spec, self.gate, self._tallies, self._launch)
         self._several_devices = torch.cuda.device_count() > 1
-        self._registered = RegisteredOp(name, reference, lambda *args: self._call(args)) if compile == "op" else None
+        self._admitted: Admission | None = None
+        # Asked of the class: a spy before a launcher passes everything on, and has to see each launch. And a kernel
+        # that is looked at again has to come by the gate each time.
+        if self._recheck is None and hasattr(type(spec.fused), "admission"):
+            admitted = self._admitted = cast("OffersAdmission", spec.fused).admission()
+            self.gate.on_withdrawal = admitted.forget
+        self._registered = (
+            RegisteredOp(spec.name, spec.reference, lambda *args: self._call(args)) if spec.compile == "op" else None
+        )
 
     def __repr__(self) -> str:
         return f"Fusion({self.name!r})"
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Fusion:
+    def __deepcopy__(self, memo: dict[int, Any]) -> Fusion[P, R]:
         """Itself, as a function is its own copy: a copied model goes through the same gate."""
         return self
 
-    def __call__(self, *args: Any, **named: Any) -> Tensor:
+    @property
+    def name(self) -> str:
+        """For messages, reports and snapshots."""
+        return self.spec.name
+
+    @property
+    def reference(self) -> Callable[P, R]:
+        """The eager chain."""
+        return self.spec.reference
+
+    @property
+    def fused(self) -> Callable[..., R]:
+        """The kernel's launcher."""
+        return self.spec.fused
+
+    @property
+    def declines(self) -> Callable[..., str | None]:
+        """The static predicate."""
+        return self.spec.declines
+
+    @property
+    def contract(self) -> Contract | tuple[Contract, ...]:
+        """What "same" means."""
+        return self.spec.contract
+
+    @property
+    def policy(self) -> Policy:
+        """How the gate behaves."""
+        return self.spec.policy
+
+    @property
+    def witness(self) -> Witness | None:
+        """The intermediate that is compared too."""
+        return self.spec.witness
+
+    @property
+    def grows(self) -> bool | Callable[[Sequence[Any], Sequence[Any]], bool]:
+        """Whether a probe may have a larger batch than the live call."""
+        return self.spec.grows
+
+    @property
+    def mutates_args(self) -> tuple[str, ...]:
+        """The arguments that are written."""
+        return self.spec.mutates_args
+
+    @property
+    def compile(self) -> Literal["expression", "op"]:
+        """What ``torch.compile`` sees."""
+        return self.spec.compile
+
+    @property
+    def host(self) -> Fusion | None:
+        """The same kernel built for the host."""
+        return self.spec.host
+
+    def __call__(self, *args: P.args, **named: P.kwargs) -> R:
         """The result of the eager chain on these arguments, by the path that the gate allows."""
         # Looked up on the module each time: that is where a test, or a tracer, puts another one.
         if torch.compiler.is_compiling():
             if self._registered is None or _needs_gradient((*args, *named.values())):
-                return self.reference(*args, **named)
-            return self._registered.traced(*args, **named)
-        if self._admitted is not None and not named and self.fused is self._admitting:
+                return self._reference(*args, **named)
+            return cast("R", self._registered.traced(*args, **named))
+        if self._admitted is not None and not named:
             result = self._admitted(args)
             if result is not None:
                 self._direct.add(_FUSED)
-                return result
-        return self._call(self._router.positional(args, named) if named else args)
+                return cast("R", result)
+        return self._call(self.spec.positional(args, named) if named else args)
 
-    def _call(self, args: tuple[Any, ...]) -> Tensor:
+    def _call(self, args: tuple[Any, ...]) -> R:
         key = call_key(args)
         if type(key) is str:
             return self._refer(args, key)
         route = self._routes.get(key)
         if route is None:
-            route = self._router.find(key, args, self.declines)
+            route = self._router.find(key, args)
         if type(route) is not Slot:
-            return self._refer(args, route)
+            return self._refer(args, cast("str", route))
         if route.state is not _VERIFIED:
             return self._unverified(route, args)
         if self._recheck is not None:
             return self._rechecked(route, args)
         return self._fuse(route, args)
 
-    def explain(self, *args: Any, **named: Any) -> Decision:
+    def explain(self, *args: P.args, **named: P.kwargs) -> Decision:
         """The path that a call with these arguments would take now, and why; runs nothing."""
         if torch.compiler.is_compiling():
             return Decision("reference", Reason.COMPILING, None)
-        args = self._router.positional(args, named)
-        key = call_key(args)
+        call = self.spec.positional(args, named)
+        key = call_key(call)
         if isinstance(key, str):
             return Decision("reference", key, None)
-        signature, reason = self._router.classify(args, self.declines)
+        signature, reason = self._router.classify(call)
         if signature is None:
             return Decision("reference", str(reason), None)
         slot = self.gate.peek(signature)
@@ -187,44 +256,44 @@ class Fusion:
             return Decision("reference", Reason.REFUSED if slot is None else slot.reason, signature)
         if slot is None and len(self.gate.signatures) >= self.gate.policy.capacity:
             return Decision("reference", Reason.CAPACITY, signature)
-        return Decision("reference", Reason.CAPTURING if capturing(args) else Reason.FIRST_SIGHT, signature)
+        return Decision("reference", Reason.CAPTURING if capturing(call) else Reason.FIRST_SIGHT, signature)
 
     # -- the paths -----------------------------------------------------------------------------------------------------
 
-    def _refer(self, args: tuple[Any, ...], reason: str) -> Tensor:
+    def _refer(self, args: tuple[Any, ...], reason: str) -> R:
         """The reference, counted."""
         fell_back(self.name, reason)
         self._tallies.add(("reference", str(reason)))
-        return self.reference(*args)
+        return self._reference(*args)
 
-    def _launch(self, *args: Any) -> Tensor:
+    def _launch(self, *args: Any) -> R:
         """The kernel, on the device of its operands, counted once it is launched."""
         if self._several_devices and (device := device_of(args)) is not None and device.type == "cuda":
             with torch.cuda.device(device):  # only on a GPU: a CPU is one device
-                result = self.fused(*args)
+                result = self._fused(*args)
         else:
-            result = self.fused(*args)
+            result = self._fused(*args)
         self._launched.add(_LAUNCH)
         return result
 
-    def _fuse(self, slot: Slot, args: tuple[Any, ...]) -> Tensor:
+    def _fuse(self, slot: Slot, args: tuple[Any, ...]) -> R:
         try:
             result = self._launch(*args)
         except Exception as error:
             reason = excuse(error)
             if reason is not None:
                 return self._refer(args, reason)
-            self._judge.fail(self._trial(), slot, args, error)
+            self._judge.fail(slot, args, error)
             return self._refer(args, slot.reason)
         self._tallies.add(_FUSED)
-        if self._admitted is not None and self.fused is self._admitting and is_plain_call(args):
+        if self._admitted is not None and is_plain_call(args):
             with self.gate.lock:
                 # Under the lock that a refusal takes, so that nothing is admitted after it.
                 if slot.state is State.VERIFIED:
                     self._admitted.admit(args)
         return result
 
-    def _unverified(self, slot: Slot, args: tuple[Any, ...]) -> Tensor:
+    def _unverified(self, slot: Slot, args: tuple[Any, ...]) -> R:
         if slot.state is State.REFUSED and not self.gate.recovers(slot):
             return self._refer(args, slot.reason)
         if capturing(args):  # only on a GPU: a CPU captures nothing
@@ -236,10 +305,10 @@ class Fusion:
             return self._refer(args, Reason.CAPTURING)
         with self.gate.lock:
             if slot.state is State.UNSEEN:
-                return self._judge.first_sight(self._trial(), slot, args)[0]
+                return cast("R", self._judge.first_sight(slot, args)[0])
         return self._call(args)
 
-    def _rechecked(self, slot: Slot, args: tuple[Any, ...]) -> Tensor:
+    def _rechecked(self, slot: Slot, args: tuple[Any, ...]) -> R:
         """A verified call under a policy that looks again."""
         assert self._recheck is not None
         call = slot.recheck.count()
@@ -247,28 +316,17 @@ class Fusion:
             return self._refer(args, slot.reason)
         if not self._recheck.due(call) or capturing(args):
             return self._fuse(slot, args)
-        return self._judge.look_again(self._trial(), slot, args, call)
-
-    def _trial(self) -> Trial:
-        return Trial(
-            self.reference,
-            self._launch,
-            self.declines,
-            self.contract,
-            self.witness,
-            self._probe,
-            self.grows,
-            self._router.names,
-        )
+        return cast("R", self._judge.look_again(slot, args, call))
 
     # -- for users -----------------------------------------------------------------------------------------------------
 
-    def standing(self, *args: Any) -> State | None:
+    def standing(self, *args: P.args, **named: P.kwargs) -> State | None:
         """What is known about these arguments' signature, as cheaply as in a call; None if they allow no kernel."""
-        key = call_key(args)
+        call = self.spec.positional(args, named)
+        key = call_key(call)
         if isinstance(key, str):
             return None
-        route = self._routes.get(key) or self._router.find(key, args, self.declines)
+        route = self._routes.get(key) or self._router.find(key, call)
         return route.state if isinstance(route, Slot) else None
 
     def verify(self, *args: Any, quiet: bool = False, **named: Any) -> Verdict:
@@ -288,16 +346,16 @@ class Fusion:
         UsageError
             If no kernel may be launched on these arguments, or they cannot be compared now; the message says why.
         """
-        args = self._router.positional(args, named)
-        key = call_key(args)
-        route = key if isinstance(key, str) else self._router.find(key, args, self.declines)
-        if isinstance(route, Slot) and capturing(args):
+        call = self.spec.positional(args, named)
+        key = call_key(call)
+        route = key if isinstance(key, str) else self._router.find(key, call)
+        if isinstance(route, Slot) and capturing(call):
             route = Reason.CAPTURING  # only on a GPU: a CPU captures nothing
         if isinstance(route, str):
             raise UsageError(f"{self.name}: nothing to verify on these arguments: they take the reference ({route})")
         with self.gate.lock:
             self.gate.withdraw(route)
-            verdict = self._judge.first_sight(self._trial(), route, args, quiet=quiet)[1]
+            verdict = self._judge.first_sight(route, call, quiet=quiet)[1]
         if isinstance(verdict, str):
             raise UsageError(f"{self.name}: these arguments cannot be compared now ({verdict})")
         return verdict
@@ -315,15 +373,15 @@ class Fusion:
         ``declines`` could still give counts 0.
         """
         total = self._tallies.total() + self._direct.total()
-        return Counts(total, name=self.name, given=self._router.given, declines=self.declines is not _never_declines)
+        return Counts(total, name=self.name, given=self._router.given, declines=self.declines is not never_declines)
 
     @contextlib.contextmanager
-    def isolated(self) -> Iterator[Fusion]:
+    def isolated(self) -> Iterator[Fusion[P, R]]:
         """The same fusion with a fresh gate and fresh counts; this one does not notice."""
-        yield self._copy(self.name, self.reference, self.witness, self.host)
+        yield Fusion.of(self.spec)
 
     def with_reference(
-        self, reference: Callable[..., Tensor], *, name: str | None = None, witness: Witness | None = None
+        self, reference: Callable[..., Any], *, name: str | None = None, witness: Witness | None = None
     ) -> Fusion:
         """The same kernel at a site with another reference, behind a gate of its own.
 
@@ -337,30 +395,8 @@ class Fusion:
             Takes the place of this fusion's, whose reference's half belongs to the other reference.
         """
         host = None if self.host is None else self.host.with_reference(reference, name=name, witness=witness)
-        return self._copy(name or self.name, reference, witness, host)
-
-    def _copy(
-        self, name: str, reference: Callable[..., Tensor], witness: Witness | None, host: Fusion | None
-    ) -> Fusion:
-        return Fusion(
-            name,
-            reference=reference,
-            fused=self.fused,
-            declines=self.declines,
-            signature=self._signature,
-            contract=self.contract,
-            policy=self.policy,
-            probe=self._probe,
-            witness=witness,
-            grows=self.grows,
-            compile=self.compile,
-            host=host,
-        )
-
-
-def _expect(name: str, label: str, value: object, right: bool, expected: str) -> None:
-    if not right:
-        raise UsageError(f"Fusion({name!r}): {label}= is {value!r}; expected {expected}")
+        spec: FusionSpec = self.spec
+        return Fusion.of(replace(spec, name=name or self.name, reference=reference, witness=witness, host=host))
 
 
 def _needs_gradient(args: tuple[Any, ...]) -> bool:

@@ -2,23 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import contextvars
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from fusiongate.comparison.verdicts import Verdict
-from fusiongate.errors import BuildError, PoisonedDevice
+from fusiongate.errors import BuildError, FallbackError, PoisonedDevice
 from fusiongate.platforms import environment
 
 from .counters import Tallies
 from .device_state import device_of, excuse, is_poisoned
-from .requiring import fell_back
+from .spec import FusionSpec
 from .states import Gate, Reason, Slot, State
-from .verification import FirstSight, Trial
+from .verification import FirstSight
 
-__all__ = ["Judge"]
+__all__ = ["Judge", "fell_back", "require_fused"]
+
+_required: contextvars.ContextVar[bool] = contextvars.ContextVar("fusiongate_fused_required", default=False)
+
+
+@contextlib.contextmanager
+def require_fused() -> Iterator[None]:
+    """Inside, any call of a fusion that falls back raises, naming the reason; a first sight that verifies is none.
+
+    Raises
+    ------
+    FallbackError
+        From the call that falls back.
+    """
+    token = _required.set(True)
+    try:
+        yield
+    finally:
+        _required.reset(token)
+
+
+def fell_back(name: str, reason: str) -> None:
+    """Say that a fusion takes its reference.
+
+    Raises
+    ------
+    FallbackError
+        Inside :func:`require_fused`.
+    """
+    if _required.get():
+        raise FallbackError(name, "reference", str(reason))
 
 
 class Judge:
@@ -26,28 +58,27 @@ class Judge:
 
     Parameters
     ----------
+    spec
+        What is on trial.
     gate
         Takes the verdicts.
     tallies
         Counts the calls by path and reason.
-    names
-        The arguments' names, for messages.
+    launch
+        The kernel, its launches counted.
     """
 
-    def __init__(self, gate: Gate, tallies: Tallies, names: Sequence[str]) -> None:
+    def __init__(self, spec: FusionSpec, gate: Gate, tallies: Tallies, launch: Callable[..., Any]) -> None:
+        self._spec = spec
         self._gate = gate
         self._tallies = tallies
-        self._names = names
+        self._launch = launch
 
-    def first_sight(
-        self, trial: Trial, slot: Slot, args: tuple[Any, ...], *, quiet: bool = False
-    ) -> tuple[Tensor, Verdict | str]:
+    def first_sight(self, slot: Slot, args: tuple[Any, ...], *, quiet: bool = False) -> tuple[Tensor, Verdict | str]:
         """The reference's result, and the verdict on the kernel; or the reason why there is none.
 
         Parameters
         ----------
-        trial
-            What is on trial.
         slot
             The signature's, unseen; the gate's lock is held.
         args
@@ -62,11 +93,11 @@ class Judge:
         PoisonedDevice
             If the kernel took the device with it.
         """
-        expected = trial.reference(*args)
+        expected = self._spec.reference(*args)
         if isinstance(expected, Tensor) and expected.requires_grad:
             # No argument needs a gradient, but something that the reference holds does.
             return self._refer(expected, Reason.AUTOGRAD), Reason.AUTOGRAD
-        sight = FirstSight(trial, args)
+        sight = FirstSight(self._spec, self._launch, args)
         try:
             with torch.no_grad():
                 verdict = sight.verdict(expected)
@@ -75,7 +106,7 @@ class Judge:
             if reason is not None:
                 self._postpone(slot, reason, expected)
                 return self._refer(expected, reason), reason
-            verdict = self.fail(trial, slot, args, error, culprit=sight.running)
+            verdict = self.fail(slot, args, error, culprit=sight.running)
         else:
             if verdict:
                 self._gate.verify(slot, str(verdict))
@@ -87,28 +118,28 @@ class Judge:
         self._tallies.add(("reference", str(Reason.NO_KERNEL if missing else Reason.FIRST_SIGHT)))
         return expected, verdict
 
-    def look_again(self, trial: Trial, slot: Slot, args: tuple[Any, ...], call: int) -> Tensor:
+    def look_again(self, slot: Slot, args: tuple[Any, ...], call: int) -> Tensor:
         """The reference's result, compared with the kernel's; on an asynchronous device a later call learns of it.
 
         Parameters
         ----------
-        trial, args
+        args
             As for :meth:`first_sight`.
         slot
             The signature's, verified.
         call
             The number of the fused call.
         """
-        expected: Tensor = trial.reference(*args)
+        expected: Tensor = self._spec.reference(*args)
         try:
-            actual = trial.launch(*args)
+            actual = self._launch(*args)
             with torch.no_grad():
-                slot.recheck.compare(actual, expected, trial.contract, args, call)
+                slot.recheck.compare(actual, expected, self._spec.contract_of(0), args, call)
         except Exception as error:
             reason = excuse(error)
             if reason is not None:
                 return self._refer(expected, reason)
-            self.fail(trial, slot, args, error)
+            self.fail(slot, args, error)
         else:
             self.found_wrong(slot, args)
         if slot.state is State.REFUSED:
@@ -130,9 +161,7 @@ class Judge:
         self._gate.refuse(slot, Reason.REFUSED, self._story(story, args))
         return True
 
-    def fail(
-        self, trial: Trial, slot: Slot, args: tuple[Any, ...], error: Exception, *, culprit: str = "the kernel"
-    ) -> Verdict:
+    def fail(self, slot: Slot, args: tuple[Any, ...], error: Exception, *, culprit: str = "the kernel") -> Verdict:
         """Refuse a signature on which the kernel, or what else is named as the culprit, raised.
 
         Raises
@@ -142,12 +171,12 @@ class Judge:
         """
         if isinstance(error, BuildError):
             self._gate.refuse(slot, Reason.NO_KERNEL, f"no kernel: {error}; the reference runs instead")
-            return Verdict(False, "no-kernel", trial.contract, 0, actual=str(error))
+            return Verdict(False, "no-kernel", self._spec.contract_of(0), 0, actual=str(error))
         if is_poisoned(args):
             raise PoisonedDevice(str(device_of(args)), error) from error
         story = f"{culprit} raised {type(error).__name__}: {error}"
         self._gate.refuse(slot, Reason.REFUSED, self._story(story, args))
-        return Verdict(False, "raised", trial.contract, 0, actual=story)
+        return Verdict(False, "raised", self._spec.contract_of(0), 0, actual=story)
 
     def _refer(self, expected: Tensor, reason: str) -> Tensor:
         fell_back(self._gate.name, reason)
@@ -163,7 +192,7 @@ class Judge:
 
     def _story(self, what: str, args: tuple[Any, ...]) -> str:
         """What happened, where, and what to do, for the one warning."""
-        names = [*self._names, *("" for _ in args)]
+        names = [*self._spec.names, *("" for _ in args)]
         operands = ", ".join(f"{name}={_described(arg)}" for name, arg in zip(names, args, strict=False))
         try:
             where = environment(device_of(args)).summary()

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal, final
 
-from .policies import Policy
-from .rechecks import Recheck
+from .policies import Policy, Recheck
 from .signatures import Signature
 
 __all__ = ["Decision", "Event", "Gate", "Path", "Reason", "Slot", "State"]

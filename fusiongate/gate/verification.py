@@ -8,13 +8,12 @@ and on copies of the live inputs, because a probe may miss what is live.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from fusiongate.comparison.contracts import Contract, Exact
+from fusiongate.comparison.contracts import Exact
 from fusiongate.comparison.verdicts import Verdict, compare
 from fusiongate.errors import UsageError
 
@@ -22,8 +21,9 @@ from .device_state import Surroundings, is_out_of_memory
 from .guarded import PoisonedAllocations, storage_range
 from .probes import Operands, live_copies, redrawn, taller
 from .signatures import tensors_of
+from .spec import FusionSpec
 
-__all__ = ["FirstSight", "Trial", "Witness"]
+__all__ = ["FirstSight"]
 
 ELEMENTS = 1 << 16
 """Elements of probes that are compared first: an all-fp32 chain passed 70 % of probes with a single element."""
@@ -32,46 +32,23 @@ ROWS = 1 << 12
 BATCH = 256
 """Small probes whose results are compared together."""
 
-Function: TypeAlias = Callable[..., Any]
-Witness: TypeAlias = tuple[Function, Function]
-"""The reference's and the kernel's intermediate, each a function of the arguments."""
-
-
-@dataclass(frozen=True, slots=True)
-class Trial:
-    """What is on trial."""
-
-    reference: Function
-    """The eager chain."""
-    launch: Function
-    """The kernel."""
-    declines: Function
-    """Why it may not be launched on some arguments, or None."""
-    contract: Contract
-    """What "same" means."""
-    witness: Witness | None
-    """An intermediate to compare too."""
-    probe: Function | None
-    """Fresh operands, as ``probe(*args)``, where redrawn ones would not do."""
-    grows: bool | Callable[[Sequence[Any], Sequence[Any]], bool]
-    """Whether a probe may have a larger batch than the live call, or a function of the live and the probe's ones."""
-    names: Sequence[str]
-    """The arguments' names."""
-
 
 class FirstSight:
     """One first sight.
 
     Parameters
     ----------
-    trial
+    spec
         What is on trial.
+    launch
+        The kernel, its launches counted.
     args
         The live arguments.
     """
 
-    def __init__(self, trial: Trial, args: tuple[Any, ...]) -> None:
-        self._trial = trial
+    def __init__(self, spec: FusionSpec, launch: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        self._spec = spec
+        self._launch = launch
         self._args = args
         self._elements = 0
         self._rows = 0
@@ -98,13 +75,13 @@ class FirstSight:
                 return fault
         finally:
             surroundings.restore()
-        reason = "equal" if isinstance(self._trial.contract, Exact) else "within"
-        return Verdict(True, reason, self._trial.contract, self._elements)
+        reason = "equal" if isinstance(self._spec.contract_of(0), Exact) else "within"
+        return Verdict(True, reason, self._spec.contract_of(0), self._elements)
 
     def _faults(self, expected: Tensor, generator: torch.Generator, surroundings: Surroundings) -> Iterator[Verdict]:
         """What is wrong with the kernel; whoever asks for one fault stops the rest of the trial."""
         for operands in self._probes(expected, generator):
-            reference = self._run("the reference, on fresh operands,", self._trial.reference, operands.args)
+            reference = self._run("the reference, on fresh operands,", self._spec.reference, operands.args)
             if not _has_elements(reference):
                 yield self._fault("probe", "the probe's operands give a result without elements", expected.numel())
             yield from self._try(operands, reference, surroundings)
@@ -114,12 +91,12 @@ class FirstSight:
         yield from self._try(live_copies(self._args), expected, surroundings)
 
     def _enough(self) -> bool:
-        return self._elements >= ELEMENTS and (self._trial.witness is None or self._rows >= ROWS)
+        return self._elements >= ELEMENTS and (self._spec.witness is None or self._rows >= ROWS)
 
     def _probes_missing(self, expected: Tensor) -> int:
         """How many probes of the live height would be enough; two at least have been counted."""
         missing = -(-(ELEMENTS - self._elements) // expected.numel())
-        if self._trial.witness is not None and self._rows:
+        if self._spec.witness is not None and self._rows:
             missing = max(missing, -(-2 * (ROWS - self._rows) // self._rows))
         return missing
 
@@ -127,9 +104,9 @@ class FirstSight:
 
     def _probes(self, expected: Tensor, generator: torch.Generator) -> Iterator[Operands]:
         """Probes until enough has been compared, or until no more can be made of this height."""
-        if self._trial.probe is not None:
+        if self._spec.probe is not None:
             while not self._enough():
-                yield self._run("probe=", self._of_the_user, (self._trial.probe,))
+                yield self._run("probe=", self._of_the_user, (self._spec.probe,))
             return
         yield redrawn(self._args, generator, special=False)
         yield redrawn(self._args, generator, special=True)
@@ -139,7 +116,7 @@ class FirstSight:
                 return
             yield higher
 
-    def _of_the_user(self, probe: Function) -> Operands:
+    def _of_the_user(self, probe: Callable[..., Any]) -> Operands:
         args = tuple(probe(*self._args))
         fault = self._unfit(args)
         if fault is not None:
@@ -150,21 +127,21 @@ class FirstSight:
         """Why operands of the user's are no probe."""
         if not all(tensor.numel() for tensor in tensors_of(args)):
             return "an operand has no elements"
-        reason = self._trial.declines(*args)
+        reason = self._spec.declines(*args)
         return None if reason is None else f"declines refuses the operands: {reason}"
 
     def _taller(self, expected: Tensor, generator: torch.Generator) -> Operands | None:
-        grows = self._trial.grows
+        grows = self._spec.grows
         if grows is False:
             return None
         factor = self._probes_missing(expected)
         operands = taller(self._args, expected, factor, generator)
-        if operands is None or self._trial.declines(*operands.args) is not None:
+        if operands is None or self._spec.declines(*operands.args) is not None:
             return None
         if callable(grows) and not grows(self._args, operands.args):
             return None
         try:
-            result = self._trial.reference(*operands.args)
+            result = self._spec.reference(*operands.args)
         except (RuntimeError, ValueError, IndexError) as error:
             if is_out_of_memory(error):
                 raise
@@ -174,24 +151,24 @@ class FirstSight:
 
     def _try_many(self, expected: Tensor, generator: torch.Generator) -> Iterator[Verdict]:
         """Probes of the live height until enough has been compared, many at once: each may be a single element."""
-        trial = self._trial
+        spec = self._spec
         operands = redrawn(self._args, generator, special=False)
-        of_reference, of_kernel = trial.witness or (trial.reference, trial.launch)
+        of_reference, of_kernel = spec.witness or (spec.reference, self._launch)
         while not self._enough():
             refills = operands.refills(min(self._probes_missing(expected), BATCH), generator)
             outputs: list[tuple[Tensor, Tensor]] = []
             witnesses: list[tuple[Tensor, Tensor]] = []
             for _ in refills:
-                reference = self._run("the reference, on fresh operands,", trial.reference, operands.args)
-                outputs.append((self._run("the kernel", trial.launch, operands.args), reference))
-                if trial.witness is not None:
+                reference = self._run("the reference, on fresh operands,", spec.reference, operands.args)
+                outputs.append((self._run("the kernel", self._launch, operands.args), reference))
+                if spec.witness is not None:
                     statistic = self._run("the reference's witness", of_reference, operands.args)
                     witnesses.append((self._run("the kernel's witness", of_kernel, operands.args), statistic))
             if (fault := operands.fault(self._name)) is not None:
                 yield self._fault(*fault, expected.numel())
             if not _all_equal(outputs):
                 for _, (actual, reference) in zip(refills, outputs, strict=True):
-                    verdict = compare(actual, reference, trial.contract, trial.reference, operands.args)
+                    verdict = compare(actual, reference, spec.contract_of(0), spec.reference, operands.args)
                     if not verdict:
                         yield verdict
             self._elements += sum(reference.numel() for _, reference in outputs)
@@ -201,7 +178,7 @@ class FirstSight:
 
     # -- one trial -----------------------------------------------------------------------------------------------------
 
-    def _run(self, whose: str, function: Function, args: Sequence[Any]) -> Any:
+    def _run(self, whose: str, function: Callable[..., Any], args: Sequence[Any]) -> Any:
         """Call somebody else's code, and remember whose it was should it raise."""
         self.running = whose
         result = function(*args)
@@ -212,12 +189,17 @@ class FirstSight:
         surroundings.restore()
         poison = PoisonedAllocations(expected)
         with poison:
-            actual = self._run("the kernel", self._trial.launch, operands.args)
+            actual = self._run("the kernel", self._launch, operands.args)
         fault = operands.fault(self._name) or surroundings.disturbance() or self._aliasing(actual, expected, operands)
         if fault is not None:
             yield self._fault(*fault, expected.numel())
         verdict = compare(
-            actual, expected, self._trial.contract, self._trial.reference, operands.args, poison=poison.poison(actual)
+            actual,
+            expected,
+            self._spec.contract_of(0),
+            self._spec.reference,
+            operands.args,
+            poison=poison.poison(actual),
         )
         if not verdict:
             if verdict.reason == "bits":
@@ -228,9 +210,9 @@ class FirstSight:
         self._earlier = actual
 
     def _try_witness(self, operands: Operands) -> Iterator[Verdict]:
-        if self._trial.witness is None:
+        if self._spec.witness is None:
             return
-        of_reference, of_kernel = self._trial.witness
+        of_reference, of_kernel = self._spec.witness
         expected = self._run("the reference's witness", of_reference, operands.args)
         # The statistic is an output too: memory that the reference's has just left must not pass for the kernel's.
         poison = PoisonedAllocations(expected)
@@ -266,10 +248,10 @@ class FirstSight:
         return None
 
     def _fault(self, reason: str, story: str, total: int, hint: str | None = None) -> Verdict:
-        return Verdict(False, reason, self._trial.contract, total, actual=story, hint=hint)
+        return Verdict(False, reason, self._spec.contract_of(0), total, actual=story, hint=hint)
 
     def _name(self, position: int) -> str:
-        return self._trial.names[position] if position < len(self._trial.names) else f"argument {position}"
+        return self._spec.names[position] if position < len(self._spec.names) else f"argument {position}"
 
 
 def _comparable(expected: object) -> bool:

@@ -179,11 +179,10 @@ class PreparedCell:
         return self._mode.around(self._device)
 
     def _trial(self) -> contextlib.AbstractContextManager[Trial]:
+        variant = self._lifecycle.variant
         if self._mode.launcher_fails:
-            return self._subject.trial(lambda _launcher: _Forbidden())
-        if self._lifecycle.stand_in is not None:
-            return self._subject.trial(self._stand_in)
-        return self._subject.trial()
+            return self._subject.trial(lambda _launcher: _Forbidden(), variant)
+        return self._subject.trial(None if self._lifecycle.stand_in is None else self._stand_in, variant)
 
     def _stand_in(self, launcher: Launcher) -> Launcher:
         stand_in = self._lifecycle.stand_in

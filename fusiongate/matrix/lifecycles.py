@@ -22,6 +22,7 @@ from fusiongate.comparison.bits import integer_view
 from fusiongate.errors import BuildError
 from fusiongate.gate.policies import After
 from fusiongate.gate.signatures import tensors_of
+from fusiongate.gate.spec import FusionSpec
 from fusiongate.subjects import Launcher, Trial
 
 from .cells import NotRun, Path
@@ -55,6 +56,8 @@ class Lifecycle:
     """Called with the launcher and the arguments of the cell's first call, gives what launches instead."""
     around: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
     """The context of the whole cell."""
+    variant: Callable[[FusionSpec], FusionSpec] | None = None
+    """Gives the fusion's spec in this lifecycle."""
     ready: Callable[[Trial, Callable[[], Arguments]], None] = _nothing
     """Brings the fresh gate into the state that the cell is about; its second argument makes the arguments of another
     signature."""
@@ -151,12 +154,11 @@ def _disabled() -> contextlib.AbstractContextManager[Any]:
     return mock.patch.dict(os.environ, {"FUSIONGATE_DISABLE": "1"})
 
 
-def _predicate_raises(trial: Trial, _elsewhere: Callable[[], Arguments]) -> None:
+def _predicate_raises(spec: FusionSpec) -> FusionSpec:
     def declines(*_args: Any) -> str | None:
         raise ZeroDivisionError("a predicate with a fault of its own")
 
-    assert trial.fusion is not None
-    trial.fusion.declines = declines
+    return dataclasses.replace(spec, declines=declines)
 
 
 def _called_elsewhere(trial: Trial, elsewhere: Callable[[], Arguments]) -> None:
@@ -165,15 +167,16 @@ def _called_elsewhere(trial: Trial, elsewhere: Callable[[], Arguments]) -> None:
     trial.call(*arguments)
 
 
+def _of_capacity_one(spec: FusionSpec) -> FusionSpec:
+    return dataclasses.replace(spec, policy=dataclasses.replace(spec.policy, capacity=1))
+
+
 def _full(trial: Trial, elsewhere: Callable[[], Arguments]) -> None:
-    assert trial.fusion is not None
-    trial.fusion.gate.policy = dataclasses.replace(trial.fusion.gate.policy, capacity=1)
     trial.call(*elsewhere())
 
 
-def _recovering(trial: Trial, _elsewhere: Callable[[], Arguments]) -> None:
-    assert trial.fusion is not None
-    trial.fusion.gate.policy = dataclasses.replace(trial.fusion.gate.policy, recover=After(calls=1))
+def _recovering(spec: FusionSpec) -> FusionSpec:
+    return dataclasses.replace(spec, policy=dataclasses.replace(spec.policy, recover=After(calls=1)))
 
 
 _REFERENCE: Path = "reference"
@@ -226,7 +229,7 @@ LIFECYCLES: dict[str, Lifecycle] = {
             "declines-raised",
             (_REFERENCE, "declines-raised"),
             (_REFERENCE, "declines-raised"),
-            ready=_predicate_raises,
+            variant=_predicate_raises,
             before_declines=True,
             foreign=False,
         ),
@@ -234,6 +237,7 @@ LIFECYCLES: dict[str, Lifecycle] = {
             "capacity",
             (_REFERENCE, "capacity"),
             (_REFERENCE, "capacity"),
+            variant=_of_capacity_one,
             ready=_full,
             before_capturing=True,
             foreign=False,
@@ -252,7 +256,7 @@ LIFECYCLES: dict[str, Lifecycle] = {
             ("fused", "verified"),
             looks=2,
             stand_in=_failing_once,
-            ready=_recovering,
+            variant=_recovering,
             foreign=False,
             expands=False,
         ),

@@ -33,11 +33,10 @@ def planted(fusion: Fusion, fault: str) -> Fusion:
             f"{fusion.name} is not built from fusiongate's sources, so no fault can be compiled into it: "
             f"take a generic saboteur"
         )
-    spoilt = corrupted(fusion, launcher)
-    if spoilt.witness is not None:
-        of_reference, of_kernel = spoilt.witness
-        spoilt.witness = (of_reference, _on_faulty(of_kernel, fault))
-    return spoilt
+    if fusion.witness is None:
+        return corrupted(fusion, launcher)
+    of_reference, of_kernel = fusion.witness
+    return corrupted(fusion, launcher, witness=(of_reference, _on_faulty(of_kernel, fault)))
 
 
 def built(saboteurs: Iterable[Saboteur], device: torch.device) -> None:

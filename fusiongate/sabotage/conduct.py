@@ -35,22 +35,18 @@ def _raising(_fusion: Fusion) -> Launcher:
 
 def _declining(fusion: Fusion) -> Fusion:
     """Asks for one condition more than the kernel needs: that nothing is strided."""
-    spoilt = corrupted(fusion, fusion.fused)
 
     def declines(*args: Any) -> str | None:
         if not all(tensor.is_contiguous() for tensor in tensors_of(args)):
             return "stride"
         return fusion.declines(*args)
 
-    spoilt.declines = declines
-    return spoilt
+    return corrupted(fusion, fusion.fused, declines=declines)
 
 
 def _declining_by_flag(fusion: Fusion) -> Fusion:
     """Answers as a predicate of the opposite sense would: whether there is a reason, and not which."""
-    spoilt = corrupted(fusion, fusion.fused)
-    spoilt.declines = lambda *args: fusion.declines(*args) is not None  # type: ignore[assignment]  # that is the fault
-    return spoilt
+    return corrupted(fusion, fusion.fused, declines=lambda *args: fusion.declines(*args) is not None)
 
 
 def _on_another_stream(fusion: Fusion) -> Launcher:

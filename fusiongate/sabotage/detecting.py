@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -145,15 +145,7 @@ def _witness(stage: Stage) -> tuple[bool, str]:
 
 
 def _recheck(stage: Stage) -> tuple[bool, str]:
-    spoilt = stage.fusion()
-    fusion = Fusion(
-        spoilt.name,
-        reference=spoilt.reference,
-        fused=spoilt.fused,
-        declines=spoilt.declines,
-        contract=spoilt.contract,
-        policy=Policy(recheck=Every(2)),
-    )
+    fusion = Fusion.of(replace(stage.fusion().spec, policy=Policy(recheck=Every(2))))
     args = stage.arguments()
     for _ in range(_STEPS):
         fusion(*args)

@@ -76,14 +76,12 @@ _strides_ignored = _on_arguments(lambda args: tuple(_packed(arg) if isinstance(a
 
 def _taking_any_strides(fusion: Fusion) -> Fusion:
     """Reads every operand as if it were contiguous, under a predicate that lets all strides pass."""
-    spoilt = corrupted(fusion, _strides_ignored(fusion))
 
     def declines(*args: Any) -> str | None:
         reason = fusion.declines(*args)
         return None if reason == "stride" else reason
 
-    spoilt.declines = declines
-    return spoilt
+    return corrupted(fusion, _strides_ignored(fusion), declines=declines)
 
 
 def _taken_with(name: str, which: str, cell: str) -> Saboteur:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Literal
 
@@ -99,10 +99,8 @@ class Saboteur:
         UsageError
             A compiled saboteur got a fusion that is not built from fusiongate's sources.
         """
-        spoilt = self.spoil(fusion)
-        spoilt.host = None if fusion.host is None else self.apply(fusion.host)
-        spoilt.gate.name = spoilt.name = f"{fusion.name}+{self.name}"
-        return spoilt
+        host = None if fusion.host is None else self.apply(fusion.host)
+        return Fusion.of(replace(self.spoil(fusion).spec, name=f"{fusion.name}+{self.name}", host=host))
 
     def missing(self, gpus: int) -> str | None:
         """What a machine with so many GPUs lacks for this saboteur; None if nothing."""
@@ -111,11 +109,9 @@ class Saboteur:
         return "needs a GPU" if self.gpus == 1 else f"needs {self.gpus} GPUs"
 
 
-def corrupted(fusion: Fusion, launcher: Launcher, *, reference: Launcher | None = None) -> Fusion:
-    """The fusion with another launcher, behind a fresh gate."""
-    spoilt = fusion.with_reference(reference or fusion.reference, witness=fusion.witness)
-    spoilt.fused = launcher
-    return spoilt
+def corrupted(fusion: Fusion, launcher: Launcher, **changes: Any) -> Fusion:
+    """The fusion with another launcher, and whatever else in its spec is to be another, behind a fresh gate."""
+    return Fusion.of(replace(fusion.spec, fused=launcher, **changes))
 
 
 def declared(words: str, *detectors: Detector, **others: str) -> dict[Detector, str]:

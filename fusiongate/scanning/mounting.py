@@ -254,9 +254,8 @@ class _Rewriter:
 def _folded(op: Fusion, kind: str, chain: Chain, norm: FoldableNorm, holder: Body, name: str) -> _Placed:
     placement = Placement(chain, folds_norm=True)
     reference = reference_of(placement, holder.source)(own_norm(norm.module))
-    fusion = op.with_reference(reference, name=name)
     # The norm was told by what it computes, so that the op's witness of the reduction speaks for it too.
-    fusion.witness = op.witness
+    fusion = op.with_reference(reference, name=name, witness=op.witness)
     arguments = norm.arguments
 
     def call(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from fusiongate.errors import FallbackError, PoisonedDevice
-from fusiongate.gate import rechecks
-from fusiongate.gate.fusion import Fusion, require_fused
+from fusiongate.gate import policies
+from fusiongate.gate.fusion import Fusion
+from fusiongate.gate.judging import require_fused
 from fusiongate.gate.policies import After, Every, Policy, Sampled
 from fusiongate.gate.states import Gate, State
 
@@ -144,7 +145,7 @@ def test_a_device_that_is_behind_is_never_waited_for(
         under_way.append((flag, differs))
         return flag
 
-    monkeypatch.setattr(rechecks, "_reported", reported)
+    monkeypatch.setattr(policies, "_reported", reported)
     op, kernel = verified(Policy(recheck=Every(2)))
     op(*rows())
     op(*rows())

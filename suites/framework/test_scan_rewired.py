@@ -14,7 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fusiongate.errors import FallbackError, UsageError
-from fusiongate.gate.fusion import Fusion, require_fused
+from fusiongate.gate.fusion import Fusion
+from fusiongate.gate.judging import require_fused
 from fusiongate.scanning import rewired
 
 from . import scanned_models

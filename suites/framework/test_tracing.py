@@ -13,7 +13,8 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from fusiongate.gate.fusion import Fusion, require_fused
+from fusiongate.gate.fusion import Fusion
+from fusiongate.gate.judging import require_fused
 from fusiongate.gate.states import State
 
 from .allocations import Allocations

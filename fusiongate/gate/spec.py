@@ -1,0 +1,161 @@
+"""A fusion as data: reference, kernel, predicate, contract, and how the kernel is to be looked at."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias
+
+from torch import Tensor
+from typing_extensions import ParamSpec, TypeVar
+
+from fusiongate.comparison.contracts import Contract, Exact, Ulp
+from fusiongate.errors import UsageError
+
+from .policies import Policy
+
+if TYPE_CHECKING:
+    from .fusion import Fusion
+
+__all__ = ["FusionSpec", "P", "R", "Witness", "never_declines", "returned"]
+
+P = ParamSpec("P", default=...)
+"""The reference's parameters, which are the fusion's."""
+R = TypeVar("R", default=Any)
+"""The reference's result: a tensor, a tuple of tensors, or None where the reference only writes arguments."""
+
+Witness: TypeAlias = tuple[Callable[..., Any], Callable[..., Any]]
+"""The reference's and the kernel's intermediate, each a function of the arguments."""
+
+
+def never_declines(*_args: Any) -> str | None:
+    """Let a kernel be launched on any arguments."""
+    return None
+
+
+def returned(result: object) -> tuple[object, ...]:
+    """The outputs that a reference or a kernel returned: one, several, or, for one that only writes, none."""
+    if isinstance(result, tuple):
+        return result
+    return () if result is None else (result,)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class FusionSpec(Generic[P, R]):
+    """Everything that makes a fusion, its gate apart; a variant is ``dataclasses.replace(spec, …)``.
+
+    Raises
+    ------
+    UsageError
+        If a field is not what is asked for.
+    """
+
+    name: str
+    """For messages, reports and snapshots."""
+    reference: Callable[P, R]
+    """The eager chain; right by definition."""
+    fused: Callable[..., R]
+    """The kernel's launcher: the same arguments, passed positionally."""
+    declines: Callable[..., str | None] = never_declines
+    """The static predicate: None (may launch) or a reason."""
+    signature: Callable[..., Hashable] | None = None
+    """Gives what stands for the shapes of its arguments in the signature; None: the shapes."""
+    contract: Contract | tuple[Contract, ...] = Exact()  # noqa: RUF009  # frozen
+    """What "same" means: for all outputs, or one for each: those that are returned, then the written arguments."""
+    policy: Policy = Policy()  # noqa: RUF009  # frozen
+    """How the gate behaves."""
+    probe: Callable[..., Sequence[Any]] | None = None
+    """Fresh operands for a probe, as ``probe(*args)``; None: floating tensors are redrawn, all else is live."""
+    witness: Witness | None = None
+    """An intermediate to compare too."""
+    grows: bool | Callable[[Sequence[Any], Sequence[Any]], bool] = True
+    """Whether a probe may have a larger batch than the live call, or a function of the live and the probe's ones."""
+    mutates_args: tuple[str, ...] = ()
+    """The parameters of the reference whose tensors it writes; the kernel has to write the same into them."""
+    compile: Literal["expression", "op"] = "expression"
+    """What ``torch.compile`` sees: the reference's expression, or a custom op."""
+    host: Fusion | None = None
+    """The same kernel built for the host, a fusion of its own."""
+    parameters: inspect.Signature | None = field(init=False, repr=False)
+    """The reference's; None where it tells none."""
+    names: tuple[str, ...] = field(init=False, repr=False)
+    """Those of the parameters; none where the reference tells none."""
+    written: tuple[int, ...] = field(init=False, repr=False)
+    """The positions of the written arguments, in the order of ``mutates_args``."""
+
+    def __post_init__(self) -> None:
+        for label in ("reference", "fused", "declines"):
+            self._expect(label, callable(getattr(self, label)), "a callable")
+        for label in ("signature", "probe"):
+            option = getattr(self, label)
+            self._expect(label, option is None or callable(option), "a callable or None")
+        pair = isinstance(self.witness, tuple) and len(self.witness) == 2 and all(map(callable, self.witness))
+        self._expect("witness", self.witness is None or pair, "a pair of callables or None")
+        contracts = self.contract if isinstance(self.contract, tuple) else (self.contract,)
+        kept = bool(contracts) and all(isinstance(one, Exact | Ulp) for one in contracts)
+        self._expect("contract", kept, "Exact() or Ulp(n), or a tuple of them, one for each output")
+        self._expect("policy", isinstance(self.policy, Policy), "a Policy")
+        self._expect("compile", self.compile in ("expression", "op"), "'expression' or 'op'")
+        try:
+            parameters = inspect.signature(self.reference)
+        except (TypeError, ValueError):
+            parameters = None
+        names = () if parameters is None else tuple(parameters.parameters)
+        named = isinstance(self.mutates_args, tuple) and all(name in names for name in self.mutates_args)
+        self._expect(
+            "mutates_args", named, f"a tuple of the reference's parameters ({', '.join(names) or 'none told'})"
+        )
+        object.__setattr__(self, "parameters", parameters)
+        object.__setattr__(self, "names", names)
+        object.__setattr__(self, "written", tuple(map(names.index, self.mutates_args)))
+
+    def _expect(self, label: str, right: bool, expected: str) -> None:
+        if not right:
+            raise UsageError(f"Fusion({self.name!r}): {label}= is {getattr(self, label)!r}; expected {expected}")
+
+    def outputs(self, result: object, args: Sequence[Any]) -> tuple[object, ...]:
+        """Everything that a call gave: what it returned, then the tensors that it wrote, as they are now.
+
+        Parameters
+        ----------
+        result
+            What the reference or the kernel returned.
+        args
+            The arguments that it was called with.
+        """
+        written = (args[position] for position in self.written if position < len(args))
+        return (*returned(result), *(arg for arg in written if isinstance(arg, Tensor)))
+
+    def contract_of(self, output: int) -> Contract:
+        """The contract of an output, by its place in :meth:`outputs`.
+
+        Raises
+        ------
+        UsageError
+            If there are several contracts, and none for this output.
+        """
+        if not isinstance(self.contract, tuple):
+            return self.contract
+        if output >= len(self.contract):
+            raise UsageError(f"Fusion({self.name!r}): contract= has {len(self.contract)}, and there are more outputs")
+        return self.contract[output]
+
+    def positional(self, args: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
+        """The arguments as a kernel takes them; defaults after the last one given stay away, as in a positional call.
+
+        Raises
+        ------
+        TypeError
+            If they do not fit the reference's parameters.
+        UsageError
+            If the reference tells no parameters.
+        """
+        if not named:
+            return args
+        if self.parameters is None:
+            raise UsageError(f"{self.name}: its reference tells no parameters; pass all arguments by position")
+        bound = self.parameters.bind(*args, **named)
+        last = max(self.names.index(name) for name in bound.arguments)
+        bound.apply_defaults()
+        return bound.args[: last + 1]
