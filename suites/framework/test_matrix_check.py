@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -176,7 +177,7 @@ def test_a_witness_that_differs_is_red_although_the_results_agree() -> None:
 
     launched: list[int] = []
     drift[0], in_first_sight = 0.0, 10**6
-    subject.fused = launch_and_drift
+    subject = Fusion.of(dataclasses.replace(subject.spec, fused=launch_and_drift))
     check("unseen", subject)
     in_first_sight = len(launched)
     launched.clear()

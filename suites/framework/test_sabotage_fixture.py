@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +13,19 @@ from torch import Tensor
 from fusiongate.errors import UsageError
 from fusiongate.gate.fusion import Fusion
 from fusiongate.kernels import modulate
-from fusiongate.sabotage import COMPILED, GENERIC, SABOTEURS, Detector, Outcome, saboteur, summary, table
+from fusiongate.sabotage import (
+    COMPILED,
+    GENERIC,
+    SABOTEURS,
+    Detector,
+    Outcome,
+    Saboteur,
+    Stage,
+    looked_at,
+    saboteur,
+    summary,
+    table,
+)
 from fusiongate.sabotage.page import _write, page
 from fusiongate.sabotage.saboteurs import declared
 
@@ -115,6 +129,24 @@ def test_beside_other_tests_the_run_ends_as_ever(project: Project) -> None:
     lines = [line for line in project.run("--fusiongate-device=host").outlines if line]
     assert "caught 1/1" in lines
     assert "passed" in lines[-1]
+
+
+@pytest.mark.parametrize("field", ["probe", "signature", "witness"])
+def test_a_detector_looks_at_the_whole_fusion(field: str) -> None:
+    """A fusion that a detector rebuilt by hand would be looked at without its probe, its signature or its witness."""
+    asked: list[str] = []
+
+    def noted(*args: Any) -> Any:
+        asked.append(field)
+        return {"probe": args, "signature": "any", "witness": args[0].sum(-1)}[field]
+
+    def spoil(fusion: Fusion) -> Fusion:
+        value = (lambda *args: args[0].sum(-1), noted) if field == "witness" else noted
+        return Fusion.of(dataclasses.replace(fusion.spec, **{field: value}))
+
+    stage = Stage.of(Saboteur("notes", "generic", "it only notes", spoil, {}), torch.device("cpu"))
+    assert not looked_at(stage, Detector.RECHECK)[0]
+    assert asked
 
 
 def test_what_is_declared_and_was_not_looked_at_counts_as_missed() -> None:
