@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from fusiongate.timing.recorded import Bounds
 
-from .markup import Html, element
+from .text import templates
 
 __all__ = ["bar", "scale_of"]
 
@@ -22,7 +22,7 @@ def scale_of(ratios: Iterable[Bounds]) -> float:
     return max([1.0, *(min(ratio.high, 2 * ratio.value) for ratio in ratios)]) * 1.05
 
 
-def bar(ratio: Bounds, scale: float, *, emphasised: bool) -> Html:
+def bar(ratio: Bounds, scale: float, *, emphasised: bool) -> str:
     """A bar from nought to the ratio, its interval as a line over it, and a mark at 1, the reference's time.
 
     Parameters
@@ -34,21 +34,21 @@ def bar(ratio: Bounds, scale: float, *, emphasised: bool) -> Html:
     emphasised
         Whether it is the kernel's, and not one to compare that with.
     """
-    middle = _HEIGHT / 2
     value, low, high = (round(min(end / scale, 1) * _WIDTH, 2) for end in (ratio.value, ratio.low, ratio.high))
-    one = round(_WIDTH / scale, 2)
-    return element(
-        "svg",
-        element("rect", x=0, y=3, width=value, height=_HEIGHT - 6, class_="bar kernel" if emphasised else "bar"),
-        element("line", x1=one, x2=one, y1=0, y2=_HEIGHT, class_="one"),
-        element("line", x1=low, x2=high, y1=middle, y2=middle, class_="interval"),
-        *(
-            element("line", x1=end, x2=end, y1=middle - 4, y2=middle + 4, class_="interval")
-            for end in (low, high)
-            if end < _WIDTH
-        ),
-        viewBox=f"0 0 {_WIDTH} {_HEIGHT}",
-        width=_WIDTH,
-        height=_HEIGHT,
-        aria_hidden="true",
+    module = (
+        templates(html=True)
+        .get_template("bar.svg.j2")
+        .make_module(
+            {
+                "width": _WIDTH,
+                "height": _HEIGHT,
+                "value": value,
+                "low": low,
+                "high": high,
+                "one": round(_WIDTH / scale, 2),
+                "ends": [end for end in (low, high) if end < _WIDTH],
+                "emphasised": emphasised,
+            }
+        )
     )
+    return module.__html__()

@@ -19,7 +19,7 @@ __all__ = ["Page", "cell", "digest", "timing", "told", "write_ledger"]
 Observation = tuple[str, str, Mapping[str, Any]]
 """Kind, subject and payload of a row."""
 
-_VOID = {"br", "meta", "wbr"}
+_VOID = {"input", "meta"}
 
 
 def cell(name: str = "bf16", subject: str = "modulate", **fields: Any) -> Observation:

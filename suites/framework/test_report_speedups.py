@@ -64,3 +64,20 @@ def test_the_sources_of_a_recorded_run_are_told(tmp_path: Path) -> None:
 
 def test_no_timing_is_said(tmp_path: Path) -> None:
     assert "No timing was recorded." in told([write_ledger(tmp_path / "l.jsonl", cell())]).texts["p"]
+
+
+def test_several_devices_stand_side_by_side_and_a_slower_kernel_is_told_first(tmp_path: Path) -> None:
+    path = write_ledger(tmp_path / "l.jsonl", timing(), run="1", device_name="H200")
+    slow = timing(ratio={"value": 1.5, "low": 1.4, "high": 1.6})
+    write_ledger(path, slow, run="2", device_name="B200")
+
+    page = told([path])
+
+    labels = ["environment 1 (H200, torch 2.11.0+cu130)", "environment 2 (B200, torch 2.11.0+cu130)"]
+    assert [
+        ["kernel", *labels],
+        ["modulate[2x8-bfloat16]", "5.00× (4.76 to 5.26)", "0.67× (0.62 to 0.71)"],
+    ] == page.tables["Speed-up of each kernel over its reference, by environment"]
+    assert f"modulate[2x8-bfloat16] is slower than its reference: 2, {labels[1]}" == page.texts["h3"][0]
+    assert "1.5000 (1.4000 to 1.6000) of eager" == page.texts["pre"][0]
+    assert "1 of 2 timed kernels slower than the reference; 2 environments" in page.texts["p"]
