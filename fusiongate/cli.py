@@ -33,7 +33,7 @@ app = typer.Typer(
 @app.command()
 def doctor() -> None:
     """Tell what this machine can run, and why not; exits with 1 if it can run nothing."""
-    from .jit.diagnosis import diagnose
+    from .jit.doctor import diagnose
     from .report import machine
 
     console = _console()
@@ -63,7 +63,13 @@ def build(
     from rich.progress import MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     from .jit import Target, local_targets, prebuild
+    from .jit.cache import CACHE_VARIABLE, exposed_cache
 
+    if exposed := exposed_cache():
+        raise UsageError(
+            f"no library would be loaded from the kernel cache, because others could put one there: {exposed}; take "
+            f"away that permission, or set {CACHE_VARIABLE} to a folder that only you may write"
+        )
     targets = tuple(dict.fromkeys(map(Target.parse, arch))) if arch else local_targets()
     sources = _kernel_sources()
     console = _console()

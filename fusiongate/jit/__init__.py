@@ -1,6 +1,6 @@
 """Kernel sources to loaded libraries: cache, lock, child processes, and the host, CUDA and HIP targets."""
 
-from .libraries import Prebuilt, find_built, forget, library, prebuild
+from .load import Prebuilt, find_built, forget, library, prebuild
 from .sources import Source, source_hash
 from .targets import Target, local_targets
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import errno
+import functools
 import hashlib
 import json
 import logging
 import os
+import secrets
 import shutil
-import stat
 import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -19,7 +22,18 @@ import platformdirs
 from fusiongate._reading import parse_json, read_bytes
 from fusiongate.errors import BuildError
 
-__all__ = ["CACHE_VARIABLE", "Entry", "Manifest", "cache_folder", "cached_entries", "disk_errors", "private_folder"]
+from .permissions import exposed_entry, exposed_way, is_own, writable_by_others
+
+__all__ = [
+    "CACHE_VARIABLE",
+    "Entry",
+    "Manifest",
+    "cache_folder",
+    "cached_entries",
+    "disk_errors",
+    "exposed_cache",
+    "trusted_folder",
+]
 
 CACHE_VARIABLE = "FUSIONGATE_CACHE_DIR"
 """The environment variable that moves the cache."""
@@ -76,21 +90,51 @@ class Entry:
         except (OSError, ValueError, TypeError, KeyError):
             return None
 
-    def verified(self) -> Manifest | None:
-        """Return the manifest if the library's bytes are those that were stored, else None."""
-        manifest = self.manifest()
-        if manifest is None:
-            return None
-        private_folder(self.folder)
+    def exposed(self) -> str | None:
+        """Return how somebody else could have written any of it, in words; None if nobody could, or nothing is there.
+
+        Raises
+        ------
+        OSError
+            It may not be looked at.
+        """
+        with contextlib.suppress(FileNotFoundError):
+            return exposed_entry(self.folder)
+        return None
+
+    def verified(self, name: str, target: str, recipe: str) -> Manifest | None:
+        """Return the manifest if this is what it should be, byte for byte, and only this user's or root's; else None.
+
+        Parameters
+        ----------
+        name, target, recipe
+            What the manifest has to say: a whole entry may have been put in the place of another.
+        """
         try:
+            # Before anything in it is believed.
+            if self.exposed() is not None:
+                return None
+            manifest = self.manifest()
+            if manifest is None or (manifest.name, manifest.target, manifest.recipe) != (name, target, recipe):
+                return None
             actual = hashlib.sha256(read_bytes(self.library)).hexdigest()
         except OSError:
             return None
         return manifest if actual == manifest.sha256 else None
 
+    def prepare(self) -> None:
+        """Make the entry's folder, empty of whatever others could have written."""
+        with disk_errors(self.folder):
+            if (self.folder.is_symlink() or self.folder.exists()) and (self.exposed() or not is_own(self.folder)):
+                # Under another name first: what belongs to another user cannot always be removed.
+                aside = self.folder.with_name(f".{self.folder.name}-{secrets.token_hex(4)}")
+                self.folder.rename(aside)
+                _remove(aside)
+            self.folder.mkdir(mode=0o700, exist_ok=True)
+
     def store(self, compiled: Path, manifest: Manifest) -> None:
         """Put a compiled library and its manifest in place, each at once and as a whole."""
-        private_folder(self.folder)
+        self.prepare()
         with disk_errors(self.folder):
             for stamp in self.folder.glob("probe-*.json"):
                 stamp.unlink()
@@ -105,45 +149,119 @@ class Entry:
 
 
 def cache_folder() -> Path:
-    """Return the folder of the libraries: ``kernels`` inside $FUSIONGATE_CACHE_DIR or the user's cache folder."""
-    base = os.environ.get(CACHE_VARIABLE) or platformdirs.user_cache_dir("fusiongate")
-    return Path(base).expanduser().absolute() / "kernels"
-
-
-def private_folder(folder: Path) -> Path:
-    """Create a folder that only this user may write, or check and if need be tighten an existing one, and return it.
-
-    A library that is loaded runs as this user, so nobody else may be able to put one there.
+    """Return the folder of the libraries: ``kernels`` inside $FUSIONGATE_CACHE_DIR or the user's cache folder.
 
     Raises
     ------
     BuildError
-        The folder belongs to another user, is no folder, or cannot be created or tightened.
+        There is no home folder to have it in, or links on the way lead nowhere.
     """
-    with disk_errors(folder):
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        folder.mkdir(mode=0o700, exist_ok=True)
-        status = folder.stat()
-    if status.st_uid != os.geteuid():
+    named = os.environ.get(CACHE_VARIABLE)
+    try:
+        base = Path(named or platformdirs.user_cache_dir("fusiongate")).expanduser()
+        # Links are resolved once and here: what is checked is then what is used.
+        return (base / "kernels").resolve()
+    except (RuntimeError, OSError) as error:
+        told = f"{CACHE_VARIABLE}={named}: " if named else ""
         raise BuildError(
-            f"the kernel cache {folder} belongs to user {status.st_uid}, not to user {os.geteuid()} who runs this: "
-            f"libraries in it could be anybody's; set {CACHE_VARIABLE} to a folder of your own"
+            f"no place for the kernel cache: {told}{str(error).rstrip('.')} (HOME is "
+            f"{os.environ.get('HOME') or 'not set'}, the user's number is {os.geteuid()}); set {CACHE_VARIABLE} to a "
+            f"folder that only you may write"
+        ) from error
+
+
+def trusted_folder(*, make: bool) -> Path | None:
+    """Return the folder that libraries are kept in and loaded from; None if it is not there and is not to be made.
+
+    That is the cache, made private to this user. A cache that somebody else could put another folder in the place of
+    is not used: this process then has a folder of its own, which goes when it ends.
+
+    Raises
+    ------
+    BuildError
+        No place is known for the cache, or it cannot be made, tightened or looked at.
+    """
+    folder = cache_folder()
+    with disk_errors(folder):
+        if not make and not folder.exists():
+            return None
+        exposed = exposed_cache()
+        if exposed is None:
+            _make(folder)
+            # In a sticky folder somebody else may have been faster.
+            exposed = exposed_cache()
+        if exposed is None:
+            for place in _own_places(folder):
+                _tighten(place)
+            return folder
+    return _folder_of_this_process(folder, exposed)
+
+
+def exposed_cache() -> str | None:
+    """Return how somebody else could put another folder in the cache's place, in words; None if nobody could.
+
+    Raises
+    ------
+    BuildError
+        No place is known for the cache, or it cannot be looked at.
+    """
+    folder = cache_folder()
+    with disk_errors(folder):
+        return exposed_way(folder, _own_places(folder))
+
+
+def _own_places(folder: Path) -> list[Path]:
+    # A folder that the user names may be shared on purpose; only what is below it is this library's to make private.
+    return [folder] if os.environ.get(CACHE_VARIABLE) else [folder.parent, folder]
+
+
+def _make(folder: Path) -> None:
+    # Whatever the umask, and unlike Path.mkdir(parents=True): a parent that others may write is as bad.
+    missing = [place for place in (folder, *folder.parents) if not place.exists()]
+    for place in reversed(missing):
+        place.mkdir(mode=0o700, exist_ok=True)
+    if not folder.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder))
+
+
+def _tighten(folder: Path) -> None:
+    exposed = writable_by_others(folder)
+    if exposed is None or not is_own(folder):
+        return
+    folder.chmod(0o700)
+    _log.warning("fusiongate: %s; it is private now (0700)", exposed)
+
+
+@functools.cache
+def _folder_of_this_process(cache: Path, exposed: str) -> Path:
+    with disk_errors(Path(tempfile.gettempdir())):
+        own = Path(tempfile.mkdtemp(prefix="fusiongate-")).resolve()
+        owner = os.getpid()
+        # A forked child ends too, and is not to take its parent's folder along.
+        atexit.register(lambda: shutil.rmtree(own, ignore_errors=True) if os.getpid() == owner else None)
+        also = exposed_way(own)
+    if also is not None:
+        raise BuildError(
+            f"the kernel cache {cache} is not used, because others could put a library there: {exposed}; and neither "
+            f"is {own}: {also}; set {CACHE_VARIABLE} to a folder that only you may write, below folders of which that "
+            f"is true too"
         )
-    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        with disk_errors(folder):
-            folder.chmod(0o700)
-        _log.warning(
-            "fusiongate: the kernel cache %s was writable by other users (mode %04o); it is private now (0700)",
-            folder,
-            stat.S_IMODE(status.st_mode),
-        )
-    return folder
+    _log.warning(
+        "fusiongate: the kernel cache %s is not used, because others could put a library there: %s. Kernels are "
+        "compiled for this process alone, in %s, and anew for the next; take away that permission, or set %s to a "
+        "folder that only you may write",
+        cache,
+        exposed,
+        own,
+        CACHE_VARIABLE,
+    )
+    return own
 
 
 def cached_entries(folder: Path) -> list[tuple[Entry, Manifest]]:
     """Return the libraries in a cache folder with their manifests, by name; an absent folder holds none."""
     with disk_errors(folder):
-        folders = sorted(path.parent for path in folder.glob("*/manifest.json"))
+        folders = sorted(path.parent for path in folder.glob("[!.]*/manifest.json"))
     entries = [(Entry(path), Entry(path).manifest()) for path in folders]
     return [(entry, manifest) for entry, manifest in entries if manifest is not None]
 
@@ -153,17 +271,24 @@ def disk_errors(folder: Path) -> Iterator[None]:
     """Turn an operating system's refusal into a BuildError that says which folder, why, and what to do."""
     try:
         yield
-    except OSError as error:
+    except (OSError, NotImplementedError) as error:  # the latter of a lock, on file systems that have none
         raise BuildError(
-            f"the kernel cache {folder} cannot be used: {error.strerror or error}{_at(error)}; "
+            f"the kernel cache {folder} cannot be used: {getattr(error, 'strerror', None) or error}{_at(error)}; "
             f"make room, give write permission or remove what is in the way, or set {CACHE_VARIABLE} to another folder"
         ) from error
 
 
-def _at(error: OSError) -> str:
+def _at(error: Exception) -> str:
     # Of a rename, the second name is the place that could not be taken.
-    place = error.filename2 or error.filename
+    place = getattr(error, "filename2", None) or getattr(error, "filename", None)
     return f": {os.fsdecode(place)}" if place else ""
+
+
+def _remove(path: Path) -> None:
+    if path.is_symlink():
+        path.unlink()
+    else:
+        shutil.rmtree(path, ignore_errors=True)
 
 
 @contextlib.contextmanager

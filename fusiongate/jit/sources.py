@@ -29,8 +29,8 @@ class Source:
     """``package.module:function``, called in the probing child with the library's path and the target's name."""
 
     def __post_init__(self) -> None:
-        if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_-]*", self.name):
-            raise UsageError(f"source name {self.name!r}: expected letters, digits, '_' and '-' only")
+        if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,99}", self.name):
+            raise UsageError(f"source name {self.name!r}: expected at most 100 letters, digits, '_' and '-'")
         if not self.files:
             raise UsageError(f"source {self.name}: expected at least one .cu file, got none")
         for file in self.files:

@@ -1,18 +1,20 @@
-"""What a kernel library is built for, and the compiler flags that keep its arithmetic as written."""
+"""What a kernel library is built for: its flags, which keep the arithmetic as written, and the devices that run it."""
 
 from __future__ import annotations
 
+import contextlib
 import platform
 import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from fusiongate.errors import UsageError
+from fusiongate.errors import ProbeFailed, UsageError
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Target", "local_targets"]
+__all__ = ["Target", "local_targets", "machine_identity"]
 
 Kind = Literal["host", "cuda", "hip"]
 
@@ -129,3 +131,55 @@ def local_targets() -> tuple[Target, ...]:
     if torch.cuda.is_available():
         targets += [Target.of(torch.device("cuda", index)) for index in range(torch.cuda.device_count())]
     return tuple(dict.fromkeys(targets))
+
+
+def machine_identity(target: Target) -> dict[str, str]:
+    """Return what a successful probe holds for: device, driver and runtime of this machine, as seen from a target.
+
+    Raises
+    ------
+    ProbeFailed
+        This machine has no device that the target's libraries run on.
+    """
+    if target.kind == "host":
+        if target != Target.host():
+            raise ProbeFailed(_no_device(target, f"this machine is {Target.host().arch}"))
+        return {"target": str(target), "device": _processor(), "driver": platform.release(), "runtime": ""}
+    import torch
+
+    if not torch.cuda.is_available():
+        raise ProbeFailed(_no_device(target, "torch sees no GPU here"))
+    devices = [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
+    names = {torch.cuda.get_device_name(device) for device in devices if Target.of(device) == target}
+    if not names:
+        here = ", ".join(sorted({Target.of(device).arch for device in devices}))
+        raise ProbeFailed(_no_device(target, f"the GPUs here are {here}"))
+    return {
+        "target": str(target),
+        "device": ", ".join(sorted(names)),
+        "driver": _driver(),
+        "runtime": f"torch {torch.__version__}, cuda {torch.version.cuda}, hip {torch.version.hip}",
+    }
+
+
+def _no_device(target: Target, found: str) -> str:
+    return (
+        f"no device for {target}: {found}; `fusiongate build --arch {target.arch}` compiles for another machine "
+        f"without loading"
+    )
+
+
+def _processor() -> str:
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def _driver() -> str:
+    # Neither vendor's driver version is in torch's public interface, and both kernel modules tell it here.
+    for file in ("/proc/driver/nvidia/version", "/sys/module/amdgpu/version"):
+        with contextlib.suppress(OSError):
+            return Path(file).read_text(encoding="utf-8").partition("\n")[0].strip()
+    return platform.release()

@@ -11,8 +11,9 @@ from collections.abc import Iterable, Iterator
 
 from fusiongate import _atomic
 from fusiongate._telling import one_line
-from fusiongate.jit.cache import CACHE_VARIABLE, cache_folder, cached_entries
-from fusiongate.jit.diagnosis import TargetState
+from fusiongate.errors import BuildError
+from fusiongate.jit.cache import CACHE_VARIABLE, cache_folder, cached_entries, exposed_cache
+from fusiongate.jit.doctor import TargetState
 
 __all__ = ["lines", "versions"]
 
@@ -48,14 +49,21 @@ def _of_target(state: TargetState) -> Iterator[str]:
 
 
 def _of_cache() -> Iterator[str]:
-    folder = cache_folder()
-    entries = cached_entries(folder)
+    try:
+        folder = cache_folder()
+        entries, exposed = cached_entries(folder), exposed_cache()
+    except BuildError as error:
+        yield f"cache: {one_line(str(error))}"
+        return
     yield f"cache: {one_line(str(folder))}, {len(entries)} {'library' if len(entries) == 1 else 'libraries'}"
     if obstacle := _atomic.obstacle(folder):
         yield f"  no kernel can be stored in it: {one_line(obstacle)}; set {CACHE_VARIABLE} to another folder"
+    elif exposed is not None:
+        yield f"  not used, because others could put a library there: {one_line(exposed)}"
     for entry, manifest in entries:
         size = entry.library.stat().st_size / 1e6 if entry.library.exists() else 0.0
-        yield f"  {manifest.name} for {manifest.target}: {size:.1f} MB, {manifest.compiler}, {manifest.built}"
+        told = f"{manifest.name} for {manifest.target}: {size:.1f} MB, {manifest.compiler}, {manifest.built}"
+        yield f"  {one_line(told)}"
 
 
 def _of_switches() -> Iterator[str]:

@@ -10,6 +10,7 @@ import pytest
 from filelock import FileLock
 
 from .projects import Modules, Project
+from .tiny_sources import write_tiny
 from .wheels import SOURCE, Distributions
 
 
@@ -37,6 +38,20 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
     forget()
     yield
     forget()
+
+
+@pytest.fixture(scope="session")
+def built_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache folder that holds the tiny library, built and probed once for all tests; copy it, don't use it."""
+    from fusiongate.jit import Target, forget, library
+    from fusiongate.jit.cache import CACHE_VARIABLE
+
+    folder = tmp_path_factory.mktemp("built")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(CACHE_VARIABLE, str(folder / "cache"))
+        library(write_tiny(folder), Target.host())
+    forget()
+    return folder / "cache"
 
 
 @pytest.fixture

@@ -9,9 +9,9 @@ import pytest
 
 from fusiongate.errors import BuildError, NoCompiler
 from fusiongate.jit import Source, Target
-from fusiongate.jit.device_code import Clang, compile_device_code, find_clang
 
 from . import amd_compile
+from .amd_compile import Clang, compile_device_code, find_clang
 from .tiny_sources import TINY, write_tiny
 
 pytestmark = pytest.mark.usefixtures("own_cache")
@@ -74,7 +74,7 @@ def test_without_any_compiler_nothing_is_run_and_it_says_what_to_install(rocm: P
 
 
 def test_without_hips_headers_no_clang_is_looked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("fusiongate.jit.device_code._include_folders", lambda: iter([tmp_path]))
+    monkeypatch.setattr(amd_compile, "_include_folders", lambda: iter([tmp_path]))
     with pytest.raises(NoCompiler, match=r"found no hip/hip_runtime\.h; install"):
         find_clang(MI300)
 

@@ -59,6 +59,28 @@ def test_build_without_the_compiler_says_what_to_install(
     assert "tiny for hip-gfx942: failed: no HIP compiler" in capsys.readouterr().err
 
 
+def test_nothing_is_built_ahead_where_it_would_not_be_loaded(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache").chmod(0o777)
+    assert main(["build", "--arch", "host"]) == 2
+    told = capsys.readouterr().err
+    assert f"{tmp_path}/cache is writable by every user (mode 0777)" in told
+    assert CACHE_VARIABLE in told
+    assert main(["doctor"]) == 0
+    assert "not used, because others could put a library there" in capsys.readouterr().out
+
+
+def test_a_user_without_a_home_is_told_what_to_set(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(CACHE_VARIABLE, "~no-such-user/cache")
+    assert main(["doctor"]) == 1
+    (told,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("cache: "))
+    assert CACHE_VARIABLE in told
+
+
 @pytest.mark.parametrize(
     "arguments, message",
     [

@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from fusiongate.errors import NoCompiler, ProbeFailed, UsageError
-from fusiongate.jit import Source, Target, compilers, forget, library, local_targets, prebuild, source_hash
-from fusiongate.jit.compilers import find_compiler
-from fusiongate.jit.diagnosis import diagnose
-from fusiongate.jit.probing import machine_identity
+from fusiongate.jit import Source, Target, forget, library, local_targets, prebuild, source_hash
+from fusiongate.jit.compile import find_compiler
+from fusiongate.jit.doctor import diagnose
+from fusiongate.jit.targets import machine_identity
 
 from .tiny_sources import TINY, write_tiny
 
@@ -343,7 +343,7 @@ def test_cuda_toolkit_that_is_nowhere_is_missed_with_the_places(
 ) -> None:
     with_only(tmp_path / "bin", monkeypatch, *scripts)
     # Wherever the machine has one.
-    monkeypatch.setattr(compilers, "_is_cuda_home", lambda _: False)
+    monkeypatch.setattr("fusiongate.jit.compile._is_cuda_home", lambda _: False)
     with pytest.raises(NoCompiler, match=expected):
         find_compiler(Target("cuda", "sm_90"))
 

@@ -1,4 +1,7 @@
-"""Kernel sources to loaded libraries: from this process, from the cache on disk, or from the compiler."""
+"""Kernel sources to loaded libraries: from this process, from the cache on disk, or from the compiler.
+
+A library is first loaded in a child process: an abort or an illegal instruction there is one exception here.
+"""
 
 from __future__ import annotations
 
@@ -21,14 +24,14 @@ from typing import TYPE_CHECKING
 
 from filelock import FileLock, Timeout
 
-from fusiongate.errors import BuildError, NoCompiler
+from fusiongate.errors import BuildError, NoCompiler, ProbeFailed
 
-from .cache import Entry, Manifest, cache_folder, cached_entries, disk_errors, private_folder
-from .compilers import find_compiler
-from .compiling import COMPILE_TIMEOUT_S, compile_library
-from .probing import machine_identity, probe_once
+from .cache import Entry, Manifest, cached_entries, disk_errors, trusted_folder
+from .child import run_child
+from .compile import COMPILE_TIMEOUT_S, compile_library, find_compiler
+from .permissions import is_own
 from .sources import Source
-from .targets import Target
+from .targets import Target, machine_identity
 
 if TYPE_CHECKING:
     import tvm_ffi
@@ -37,6 +40,12 @@ __all__ = ["Prebuilt", "available_cores", "find_built", "forget", "library", "pr
 
 BUILD_FORMAT = 1
 """Counts up when what a library's key does not cover changes, such as how its units are put together."""
+
+_PROBE_TIMEOUT_S = 120.0
+_OUTPUT_LINES = 15
+
+# Nothing that a device says is among them: an error of the device's is the gate's to judge.
+_UNFORESEEN = (OSError, ValueError, TypeError, LookupError, AttributeError, ImportError, NotImplementedError)
 
 _log = logging.getLogger("fusiongate")
 
@@ -93,6 +102,12 @@ def library(source: Source, target: Target) -> tvm_ffi.Module:
                     outcome = _load(source, target)
                 except BuildError as error:
                     outcome = _Failure(type(error), str(error))
+                except _UNFORESEEN as error:
+                    outcome = _Failure(
+                        BuildError,
+                        f"{source.name} for {target} could not be built or loaded: {type(error).__name__}: {error}; no "
+                        f"kernel has run: `fusiongate doctor` may tell more, and this is to be reported with its lines",
+                    )
                 _outcomes[source, target] = outcome
     if isinstance(outcome, _Failure):
         raise outcome.kind(outcome.message)
@@ -107,20 +122,19 @@ def forget() -> None:
 
 def find_built(source: Source, target: Target) -> Entry | None:
     """Return the cache's intact library for a source and a target without building anything, or None."""
-    folder = cache_folder()
+    folder = trusted_folder(make=False)
     recipe = _recipe(source, target)
-    if not folder.is_dir():
+    if folder is None:
         return None
-    private_folder(folder)
+    expected = (source.name, str(target), recipe)
     try:
         entry = _entry(folder, source, target, recipe, find_compiler(target).digest)
     except NoCompiler:
         # A machine without a compiler uses what was built for it ahead of time.
-        for cached, manifest in cached_entries(folder):
-            if (manifest.name, manifest.target, manifest.recipe) == (source.name, str(target), recipe):
-                return cached if cached.verified() is not None else None
-        return None
-    return entry if entry.verified() is not None else None
+        entries = [entry for entry, _ in cached_entries(folder)]
+    else:
+        entries = [entry]
+    return next((entry for entry in entries if entry.verified(*expected) is not None), None)
 
 
 def prebuild(sources: Iterable[Source], targets: Iterable[Target]) -> Iterator[Prebuilt]:
@@ -153,7 +167,7 @@ def _prebuild(source: Source, target: Target) -> Prebuilt:
 def _load(source: Source, target: Target) -> tvm_ffi.Module:
     identity = machine_identity(target)
     entry, manifest, _ = _build(source, target)
-    probe_once(source, target, entry, manifest, identity)
+    _probe_once(source, target, entry, manifest, identity)
     import tvm_ffi
 
     try:
@@ -167,20 +181,25 @@ def _load(source: Source, target: Target) -> tvm_ffi.Module:
 
 def _build(source: Source, target: Target) -> tuple[Entry, Manifest, bool]:
     """Return an intact library, its manifest, and whether a compiler had to run for it."""
+    expected = (source.name, str(target), _recipe(source, target))
     entry = find_built(source, target)
-    manifest = entry.verified() if entry is not None else None
+    manifest = entry.verified(*expected) if entry is not None else None
     if entry is not None and manifest is not None:
         return entry, manifest, False
     compiler = find_compiler(target)
-    folder = private_folder(cache_folder())
-    recipe = _recipe(source, target)
-    entry = _entry(folder, source, target, recipe, compiler.digest)
+    folder = trusted_folder(make=True)
+    assert folder is not None  # it has just been made
+    entry = _entry(folder, source, target, expected[-1], compiler.digest)
     with _locked(entry):
         # Another process may have built it while this one waited.
-        manifest = entry.verified()
+        manifest = entry.verified(*expected)
         if manifest is not None:
             return entry, manifest, False
-        if entry.library.exists():
+        with disk_errors(folder):
+            exposed = entry.exposed()
+        if exposed is not None:
+            _log.warning("fusiongate: a cached library that others could have written is built again: %s", exposed)
+        elif entry.library.exists():
             _log.warning("fusiongate: the cached library %s is damaged and is built again", entry.library)
         prefix = f".building-{entry.folder.name}-"
         # Whoever holds the lock is the only builder: such a folder was left by a process that was killed.
@@ -194,7 +213,7 @@ def _build(source: Source, target: Target) -> tuple[Entry, Manifest, bool]:
                 name=source.name,
                 target=str(target),
                 sha256=hashlib.sha256(compiled.read_bytes()).hexdigest(),
-                recipe=recipe,
+                recipe=expected[-1],
                 compiler=compiler.version,
                 tvm_ffi=_tvm_ffi_version(),
                 flags=target.flags,
@@ -205,11 +224,56 @@ def _build(source: Source, target: Target) -> tuple[Entry, Manifest, bool]:
     return entry, manifest, True
 
 
+def _probe_once(source: Source, target: Target, entry: Entry, manifest: Manifest, identity: dict[str, str]) -> None:
+    """Load a library in a child process and call its probes, unless it has passed them on this machine before.
+
+    The child calls the library's own ``fusiongate_probe()`` where it exports one, then ``source.probe``.
+
+    Raises
+    ------
+    ProbeFailed
+        The child raised, was killed by a signal (which the message names) or ran past its limit. Nothing about a
+        failure is stored, so that a new process tries again.
+    """
+    stamp = {**identity, "library": manifest.sha256, "probe": source.probe or ""}
+    digest = hashlib.sha256(json.dumps(stamp, sort_keys=True).encode()).hexdigest()
+    name = f"probe-{digest[:16]}.json"
+    if (entry.folder / name).is_file():
+        return
+    request = {
+        "task": "probe",
+        "library": str(entry.library),
+        "target": str(target),
+        "probe": source.probe,
+        "without_torch": target.kind == "host" and source.probe is None,
+    }
+    outcome = run_child(request, os.environ, _PROBE_TIMEOUT_S)
+    if outcome.returncode != 0:
+        if outcome.signal_name is not None:
+            happened = f"killed the process that first loaded it, by {outcome.signal_name}"
+        elif outcome.returncode is None:
+            happened = f"did not return from its probe within {_PROBE_TIMEOUT_S:.0f} s"
+        else:
+            happened = "failed its probe"
+        lines = [line for line in outcome.output.splitlines() if line.strip()]
+        raise ProbeFailed(
+            "\n".join([f"{source.name} for {target} {happened}; it is not loaded here", *lines[-_OUTPUT_LINES:]])
+        )
+    try:
+        entry.write_json(name, {**stamp, "passed": datetime.now(UTC).isoformat(timespec="seconds")})
+    except BuildError as error:
+        # As in an image that is read-only now, with libraries that were built ahead.
+        _log.info("fusiongate: %s passed its probe, which the next process repeats: %s", source.name, error)
+
+
 @contextlib.contextmanager
 def _locked(entry: Entry) -> Iterator[None]:
     lock = FileLock(entry.lock, timeout=COMPILE_TIMEOUT_S + 60)
     try:
         with disk_errors(entry.folder.parent):
+            if entry.lock.is_symlink() or (entry.lock.exists() and not is_own(entry.lock)):
+                # Put there while others could write here. To open it would empty what it leads to.
+                entry.lock.unlink()
             lock.acquire()
     except BuildError as error:
         if isinstance(error.__cause__, Timeout):

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from fusiongate.errors import BuildError, NoCompiler
 
-from .compilers import Compiler, find_compiler
-from .libraries import find_built
+from .compile import Compiler, find_compiler
+from .load import find_built
 from .sources import Source
 from .targets import Target, local_targets
 
