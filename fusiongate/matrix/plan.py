@@ -152,6 +152,10 @@ class Matrix:
         """Whether the layout can hold this data: the special kinds are drawn for the specified shapes."""
         return cell.data == "normal" or self._layouts[cell.layout].keeps_shape
 
+    def fills_memory(self, cell: Cell) -> bool:
+        """Whether this cell takes a large part of a GPU's memory, and no CPU will do."""
+        return self.sizes[cell.size].elements >= HUGE_ELEMENTS
+
     def must_launch(self, cell: Cell) -> bool:
         """Whether this cell has to launch, whatever ``declines`` says."""
         return self._covered(cell) and self._declared_reason(cell) is None
@@ -181,8 +185,8 @@ class Matrix:
         if device.kind == "host" and mode.needs_gpu:
             raise NotRun("needs a GPU")
         where = placement.device(device)
-        elements = self.sizes[cell.size].elements
-        if elements >= HUGE_ELEMENTS:
+        if self.fills_memory(cell):
+            elements = self.sizes[cell.size].elements
             if where.type == "cpu":
                 raise NotRun(f"needs a GPU: {elements:,} elements")
             check_memory(where, elements, self._dtypes[cell.dtype].main.itemsize)  # only on a GPU: huge cells

@@ -162,7 +162,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     for marker in markers:
         matrix = _matrix(metafunc.definition.nodeid, marker)
         cells += [
-            pytest.param((matrix, cell), id=cell.id if len(markers) == 1 else f"{cell.subject}-{cell.id}")
+            pytest.param(
+                (matrix, cell),
+                id=cell.id if len(markers) == 1 else f"{cell.subject}-{cell.id}",
+                marks=[pytest.mark.alone] if matrix.fills_memory(cell) else [],
+            )
             for cell in matrix.cells()
         ]
     metafunc.parametrize("fusion_case", cells, indirect=True)

@@ -1,7 +1,7 @@
-"""One GPU for each worker of pytest-xdist, when ``--fusiongate-pin-gpus`` asks for it.
+"""A GPU of its own, seen first, for each worker of pytest-xdist, when ``--fusiongate-pin-gpus`` asks for it.
 
 The controller sets the variable before the worker starts, so that no import in the worker comes too early for it, and
-the replacement of a crashed worker keeps its GPU.
+the replacement of a crashed worker keeps its list. The other GPUs come after its own: what takes two of them runs too.
 """
 
 from __future__ import annotations
@@ -14,28 +14,35 @@ import pytest
 
 from .device import require
 from .options import options
+from .worker_threads import cores
 
 __all__: list[str] = []
 
 _VARIABLES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
 
 
-@pytest.hookimpl(optionalhook=True)
+# First: pytest-xdist implements it too, and whichever entry point was loaded later would decide.
+@pytest.hookimpl(optionalhook=True, tryfirst=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
-    """Let ``-n auto`` mean one worker a GPU."""
-    return len(_visible(config)) if options(config).pin_gpus else None
+    """Let ``-n auto`` mean several workers a GPU, and no more than there are cores."""
+    asked = options(config)
+    # A number in the environment was set by somebody, for pytest-xdist to read.
+    if not asked.pin_gpus or os.environ.get("PYTEST_XDIST_AUTO_NUM_WORKERS"):
+        return None
+    return min(asked.workers_per_gpu * len(_visible(config)), max(cores(), len(_visible(config))))
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_setupnodes(config: pytest.Config, specs: Sequence[Any]) -> None:
-    """Show each worker one GPU of the caller's list, in turn."""
+    """Show each worker the caller's GPUs, beginning with another one in turn."""
     if not options(config).pin_gpus:
         return
     gpus = _visible(config)
     for index, spec in enumerate(specs):
+        first = index % len(gpus)
         for variable in _VARIABLES:
             # Both: each vendor's runtime reads its own, and ROCm's reads the two.
-            spec.env[variable] = gpus[index % len(gpus)]
+            spec.env[variable] = ",".join(gpus[first:] + gpus[:first])
 
 
 def _visible(config: pytest.Config) -> list[str]:

@@ -94,6 +94,7 @@ def test_case_26_a_configuration_that_nobody_names_is_found_by_a_recheck() -> No
 
 
 @needs_gpu
+@pytest.mark.alone
 @pytest.mark.parametrize("timer, ns", [("graph", 500_000), ("events", 2_000_000)])
 def test_case_29_a_kernel_of_known_length_reads_as_long_as_it_is(timer: Timer, ns: int) -> None:
     x = torch.zeros(1, dtype=torch.int64, device="cuda")
@@ -107,11 +108,13 @@ def test_case_29_a_kernel_of_known_length_reads_as_long_as_it_is(timer: Timer, n
 
 
 @needs_gpu
+@pytest.mark.alone
 def test_case_29_what_naive_loops_read_is_something_else() -> None:
     """Without a wait, how fast launches are queued; with one after each, the wait too."""
     x = torch.zeros(1, dtype=torch.int64, device="cuda")
     # Or the first loop would time the build.
     int(spin_ns(x, 1_000))
 
-    assert calibration._naive(x, 2_000_000) < 0.5 * 2e-3
-    assert calibration._naive_waiting(x, 50_000) > 1.02 * 50e-6
+    # The quickest of a few: whatever else keeps the host busy makes a loop longer, and no loop shorter.
+    assert min(calibration._naive(x, 2_000_000) for _ in range(5)) < 0.5 * 2e-3
+    assert min(calibration._naive_waiting(x, 50_000) for _ in range(5)) > 1.02 * 50e-6

@@ -11,7 +11,14 @@ import fusiongate as fg
 from fusiongate.sabotage import COMPILED, SABOTEURS, Detector, Outcome, Stage, built, caught, looked_at, saboteur
 
 DECLARED = [
-    pytest.param(one.name, detector, id=f"{one.name}-{detector}") for one in SABOTEURS for detector in one.detectors
+    pytest.param(
+        one.name,
+        detector,
+        id=f"{one.name}-{detector}",
+        marks=[pytest.mark.alone] if detector is Detector.TIMING else [],
+    )
+    for one in SABOTEURS
+    for detector in one.detectors
 ]
 STAGES = sorted({(one.kernel, one.cell) for one in SABOTEURS})
 UNDER_ARITHMETIC_ALONE = [
@@ -62,6 +69,7 @@ def test_no_detector_refuses_a_right_kernel(kernel: str, detector: Detector, fus
     assert not refused, story
 
 
+@pytest.mark.alone
 def test_the_right_kernel_is_faster_than_eager(fusion_device: torch.device) -> None:
     """Beside the saboteurs that compute the right result and gain nothing by it."""
     if fusion_device.type == "cpu":

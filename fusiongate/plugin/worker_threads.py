@@ -1,0 +1,33 @@
+"""The cores for each worker of pytest-xdist: its share of them in OMP_NUM_THREADS, unless somebody has set that.
+
+Each worker would start a thread a core, and two workers that get into one another's way are slower than one. MKL and
+OpenBLAS take OMP_NUM_THREADS where their own variables are not set.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any, Final
+
+import pytest
+
+__all__ = ["cores"]
+
+_VARIABLE: Final = "OMP_NUM_THREADS"
+
+
+def cores() -> int:
+    """Give the number of cores that this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes(specs: Sequence[Any]) -> None:
+    """Give each worker on this machine its share, before it has loaded any library that asks for it."""
+    share = max(1, cores() // len(specs))
+    for spec in specs:
+        if spec.popen and _VARIABLE not in os.environ:
+            spec.env.setdefault(_VARIABLE, str(share))
