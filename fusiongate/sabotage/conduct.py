@@ -15,7 +15,7 @@ from .saboteurs import SEEN, SOON, Detector, Launcher, Saboteur, afterwards, cor
 __all__ = ["CONDUCT"]
 
 _SLEEP_CYCLES = 200_000_000
-"""On a GPU's clock, some 100 ms: longer than all that a comparison does before it reads the result, on a busy host too."""
+"""On a GPU's clock, some 100 ms: longer than a comparison takes to read the result, on a busy host too."""
 
 
 def _draw_a_number(_args: tuple[Any, ...], _result: Tensor) -> None:
