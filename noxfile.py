@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import platform
@@ -16,8 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import nox
+from nox.command import CommandFailed
 
-nox.needs_version = ">=2025.2.9"
+nox.needs_version = ">=2026.7.11"  # the first that tells a failed command's exit status
 nox.options.reuse_venv = "yes"
 nox.options.default_venv_backend = "virtualenv"  # uv's environments have no pip, which the packaging tests run
 
@@ -34,6 +36,7 @@ TESTS = ["suites/framework"]
 TESTS_AND_KERNELS = [*TESTS, "suites/kernels"]
 MATRIX = ["suites/kernels", "suites/models", "suites/downstream"]
 IN_PARALLEL = ["-n", "auto", "--dist", "worksteal"]
+NO_TEST = 5  # pytest's exit status where it has selected none
 NO_GPU = (
     "no GPU that torch sees: run this beside a driver and a torch that sees the GPU, or name the build to install in "
     "FUSIONGATE_TORCH; `nox -s suite` runs without one"
@@ -72,6 +75,29 @@ def recording(given: Sequence[str], folder: Path) -> list[str]:
     ]
 
 
+def lanes(given: Sequence[str], ledger: Path) -> tuple[list[str], list[str]]:
+    """The arguments of the two runs that are one job: with workers what may run beside others, then alone what may not.
+
+    What the caller gives goes to both; a marker expression of the caller's narrows both. Both append to one ledger, and
+    a JUnit file would be written over: the second run's has another name.
+    """
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("-m", dest="markers")
+    parser.add_argument("--junitxml", "--junit-xml", dest="junit", type=Path)
+    own, others = parser.parse_known_args(given)
+    if not any(word.split("=")[0] == "--fusiongate-ledger" for word in others):
+        others.append(f"--fusiongate-ledger={ledger}")
+    runs = []
+    for lane, workers in (("not alone", IN_PARALLEL), ("alone", [])):
+        run = [*workers, *others, "-m", f"({own.markers}) and {lane}" if own.markers else lane]
+        if own.junit:
+            junit = own.junit if workers else own.junit.with_stem(f"{own.junit.stem}-alone")
+            run.append(f"--junitxml={junit}")
+        # Whatever number of workers the caller gives, there are none here.
+        runs.append(run if workers else [*run, "-n", "0"])
+    return runs[0], runs[1]
+
+
 def branches_covered(measured: Mapping[str, Any]) -> float:
     """The percentage of branches that were taken, out of what `coverage json` writes."""
     totals = measured["totals"]
@@ -107,9 +133,26 @@ def _install(session: nox.Session, *groups: str) -> None:
 
 
 def _pytest(session: nox.Session, *arguments: str) -> None:
-    # Workers that each start a thread a core get into one another's way.
-    threads = {"OMP_NUM_THREADS": "1"} if set(IN_PARALLEL) <= set(arguments) else {}
-    session.run("pytest", *arguments, *session.posargs, env=threads)
+    session.run("pytest", *arguments, *session.posargs)
+
+
+def _status(session: nox.Session, *arguments: str) -> int:
+    """Run pytest and give its exit status."""
+    try:
+        session.run("pytest", *arguments)
+    except CommandFailed as failed:
+        return failed.return_code or 1
+    return 0
+
+
+def _in_lanes(session: nox.Session, *arguments: str) -> None:
+    """Run the tests in two lanes, the second one whatever has come of the first; each of them is judged."""
+    ledger = ROOT / ".fusiongate" / f"ledger-{datetime.now(tz=UTC):%Y%m%dT%H%M%SZ}.jsonl"
+    statuses = [_status(session, *arguments, *lane) for lane in lanes(session.posargs, ledger)]
+    if failed := set(statuses) - {0, NO_TEST}:
+        session.error(f"pytest ended with exit status {', '.join(map(str, sorted(failed)))}")
+    if set(statuses) == {NO_TEST}:
+        session.error("no test was selected")
 
 
 def missing_baselines(environment: Mapping[str, str], platform_key: str, recorded: Sequence[str]) -> str:
@@ -136,8 +179,11 @@ def _missing_baselines(session: nox.Session) -> str:
 def suite(session: nox.Session) -> None:
     """Run everything that this machine can run: on its GPUs, or on the host builds without any."""
     _install(session, "suite")
-    on_each_gpu = ["--fusiongate-pin-gpus"] if _sees_gpu(session) else []
-    _pytest(session, *MATRIX, *IN_PARALLEL, "--fusiongate-device=auto", _missing_baselines(session), *on_each_gpu)
+    everything = [*MATRIX, "--fusiongate-device=auto", _missing_baselines(session)]
+    if _sees_gpu(session):
+        _in_lanes(session, *everything, "--fusiongate-pin-gpus")
+    else:
+        _pytest(session, *everything, *IN_PARALLEL)
 
 
 @nox.session(venv_params=SHARED_PACKAGES, default=False)
@@ -149,7 +195,7 @@ def gpu(session: nox.Session) -> None:
     if not _sees_gpu(session):
         session.error(NO_GPU)
     must_launch = ["--fusiongate-device=cuda", "--fusiongate-require-fused", "--fusiongate-pin-gpus"]
-    _pytest(session, *MATRIX, *IN_PARALLEL, *must_launch)
+    _in_lanes(session, *MATRIX, *must_launch)
 
 
 @nox.session
@@ -240,7 +286,7 @@ def coverage(session: nox.Session) -> None:
     pytest = ["coverage", "run", str(Path(session.bin) / "pytest")]
     options = [*IN_PARALLEL, "--fusiongate-device=host", _missing_baselines(session)]
     session.run("coverage", "erase")
-    session.run(*pytest, *TESTS, *MATRIX, *options, *session.posargs, env={"OMP_NUM_THREADS": "1"})
+    session.run(*pytest, *TESTS, *MATRIX, *options, *session.posargs)
     session.run("coverage", "combine")
     session.run("coverage", "report")
     # What `report` and its fail_under judge is lines and branches together, and the lines alone would carry it.

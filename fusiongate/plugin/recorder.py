@@ -49,8 +49,8 @@ class Recorder:
     def __init__(self, config: pytest.Config) -> None:
         now = dt.datetime.now(dt.UTC)
         run = f"{now:%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}"
-        self._default = options(config).ledger is None
         path = options(config).ledger or config.rootpath / FOLDER / f"ledger-{run}.jsonl"
+        self._in_our_folder = path.parent == config.rootpath / FOLDER
         self.config = config
         self.writer = ledger.Writer(path, run)
         self.cells: list[Mapping[str, Any]] = []
@@ -119,7 +119,7 @@ class Recorder:
 
     def _append(self, kind: str, subject: str, environment: str, payload: Mapping[str, Any]) -> None:
         try:
-            if self._default and self.writer.count == 0:
+            if self._in_our_folder and self.writer.count == 0:
                 _prepare_folder(self.writer.path)
             self.writer.append(kind, subject, environment, payload)
         except (LedgerError, OSError) as error:

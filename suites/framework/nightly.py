@@ -20,7 +20,7 @@ import shutil
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -125,7 +125,7 @@ def _report(runner: str, folder: Path) -> Report:
             continue
         if statuses[session]:
             problems.append(f"nox -s {session} failed with exit status {statuses[session]}")
-        ran, failed = _junit(folder / f"{session}.xml")
+        ran, failed = _junit(folder.glob(f"{session}*.xml"))
         tests += ran
         if not ran:
             problems.append(f"nox -s {session} ran no test")
@@ -144,13 +144,10 @@ def _report(runner: str, folder: Path) -> Report:
     return Report(runner, tuple(problems), tests, rows, tuple(snapshots), missing)
 
 
-def _junit(path: Path) -> tuple[int, list[str]]:
-    """The tests that ran, skipped ones left out, and the failed ones by name."""
-    if not path.is_file():
-        return 0, []
-    cases = ET.parse(path).getroot().iter("testcase")
+def _junit(paths: Iterable[Path]) -> tuple[int, list[str]]:
+    """The tests that ran, skipped ones left out, and the failed ones by name: a session of two lanes has two files."""
     ran, failed = 0, []
-    for case in cases:
+    for case in (case for path in sorted(paths) for case in ET.parse(path).getroot().iter("testcase")):
         children = {child.tag for child in case}
         ran += "skipped" not in children
         if children & {"failure", "error"}:

@@ -77,6 +77,14 @@ def test_a_run_keeps_junit_ledger_timings_and_snapshot_candidates(checkout: Path
     assert ("cuda-sm_90/new.json",) == report.missing
 
 
+def test_both_lanes_of_a_session_count(complete: Path, tmp_path: Path) -> None:
+    run("h200", tmp_path / "h200", FakeNox(), complete)
+    (tmp_path / "h200" / "gpu-alone.xml").write_text(JUNIT.format(more=FAILED))
+    (report,) = collect(["h200"], tmp_path)
+    assert 4 == report.tests
+    assert ("failed: suites.a::test_failed",) == report.problems
+
+
 def test_what_is_missing_is_recorded_where_it_is_compared(checkout: Path, tmp_path: Path) -> None:
     """The timings have no baseline in the checkout, so that there is nothing to be missing."""
     nox = FakeNox()

@@ -5,11 +5,13 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+from nox.command import CommandFailed
 
 NOXFILE = Path(__file__).parents[2] / "noxfile.py"
 
@@ -102,13 +104,16 @@ class FakeSession:
 
     posargs: tuple[str, ...] = ()
 
-    def __init__(self, answer: str = "") -> None:
+    def __init__(self, answer: str = "", statuses: Sequence[int] = ()) -> None:
         self.answer = answer
+        self.statuses = list(statuses)
         self.ran: list[tuple[str, ...]] = []
         self.warned: list[str] = []
 
     def run(self, *command: str, **_: object) -> str:
         self.ran.append(command)
+        if status := self.statuses.pop(0) if self.statuses else 0:
+            raise CommandFailed(f"Returned code {status}", return_code=status)
         return self.answer
 
     def install(self, *arguments: str) -> None:
@@ -157,8 +162,47 @@ def test_the_gpu_session_requires_the_gpu_that_torch_sees(noxfile: ModuleType, m
     monkeypatch.setattr(noxfile, "SHARED_PACKAGES", ["--system-site-packages"])
     fake = FakeSession("sees a GPU")
     called(noxfile, "gpu", fake)
-    assert "pytest" == fake.ran[-1][0]
-    assert {"--fusiongate-device=cuda", "--fusiongate-require-fused"} <= set(fake.ran[-1])
+    beside, alone = fake.ran[-2:]
+    assert {"pytest"} == {beside[0], alone[0]}
+    for lane in (beside, alone):
+        assert {"--fusiongate-device=cuda", "--fusiongate-require-fused"} <= set(lane)
+
+
+def test_lanes_are_workers_then_one_process_with_one_ledger(noxfile: ModuleType) -> None:
+    beside, alone = noxfile.lanes(["-k", "modulate"], Path("ledger"))
+    both = ["-k", "modulate", "--fusiongate-ledger=ledger", "-m"]
+    assert ["-n", "auto", "--dist", "worksteal", *both, "not alone"] == beside
+    assert [*both, "alone", "-n", "0"] == alone
+
+
+def test_lanes_keep_what_the_caller_gives(noxfile: ModuleType) -> None:
+    given = ["-m", "slow or preset", "-n", "4", "--junitxml=left/gpu.xml", "--fusiongate-ledger", "mine"]
+    beside, alone = noxfile.lanes(given, Path("ledger"))
+    both = ["-n", "4", "--fusiongate-ledger", "mine", "-m"]
+    workers = ["-n", "auto", "--dist", "worksteal"]
+    assert [*workers, *both, "(slow or preset) and not alone", "--junitxml=left/gpu.xml"] == beside
+    assert [*both, "(slow or preset) and alone", "--junitxml=left/gpu-alone.xml", "-n", "0"] == alone
+
+
+@pytest.mark.parametrize(
+    "beside, alone, told",
+    [
+        (0, 0, None),
+        (0, 5, None),
+        (5, 0, None),
+        (1, 0, "pytest ended with exit status 1"),
+        (0, 1, "pytest ended with exit status 1"),
+        (2, 4, "pytest ended with exit status 2, 4"),
+        (5, 5, "no test was selected"),
+    ],
+)
+def test_both_lanes_are_run_and_judged(noxfile: ModuleType, beside: int, alone: int, told: str | None) -> None:
+    fake = FakeSession(statuses=[beside, alone])
+    with nullcontext() if told is None else pytest.raises(Failed, match=f"^{told}$"):
+        noxfile._in_lanes(fake, "suites")
+    assert ["not alone", "alone"] == [run[run.index("-m") + 1] for run in fake.ran]
+    (ledger,) = {word for run in fake.ran for word in run if word.startswith("--fusiongate-ledger=")}
+    assert re.fullmatch(r".*/\.fusiongate/ledger-\d{8}T\d{6}Z\.jsonl", ledger)
 
 
 @pytest.mark.parametrize(

@@ -52,6 +52,18 @@ def test_phases(around, observe):
     assert [row.payload["id"] for row in project.ledger.of_kind("cell")] == ["setup", "call", "teardown"]
 
 
+def test_two_runs_may_share_a_ledger_in_the_folder_of_ledgers(project: Project) -> None:
+    """As the lanes of one job do."""
+    prepare(project, beside=f"observe(**{cell(id='a')})", alone=f"observe(**{cell(id='b')})")
+    for name in ("beside", "alone"):
+        project.run("-k", name, "--fusiongate-ledger=.fusiongate/ledger-both.jsonl").assert_outcomes(
+            passed=1, deselected=1
+        )
+    assert ["a", "b"] == [row.payload["id"] for row in project.ledger.of_kind("cell")]
+    assert 2 == len({row.run for row in project.ledger.rows})
+    assert (project.path / ".fusiongate" / ".gitignore").is_file()
+
+
 def test_a_run_without_rows_leaves_nothing_behind(project: Project) -> None:
     prepare(project, plain="pass")
     result = project.run()
