@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from . import _atomic
-from ._telling import one_line
 from .errors import FusiongateError, UsageError
+from .io import obstacle, one_line, visible
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -36,19 +35,18 @@ def doctor() -> None:
     from .jit.doctor import diagnose
     from .report import machine
 
-    console = _console()
-    console.print(machine.versions())
+    _say(machine.versions())
     try:
         sources = _kernel_sources()
     except UsageError as error:
         # A broken installation is one more finding: the rest of the diagnosis still helps.
-        console.print(str(error))
+        _say(str(error))
         sources = ()
     states = diagnose(sources)
     for line in machine.lines(states):
-        console.print(line)
+        _say(line)
     if not any(state.can_run for state in states):
-        console.print("nothing can run here; the lines above say why")
+        _say("nothing can run here; the lines above say why")
         raise typer.Exit(1)
 
 
@@ -72,7 +70,6 @@ def build(
         )
     targets = tuple(dict.fromkeys(map(Target.parse, arch))) if arch else local_targets()
     sources = _kernel_sources()
-    console = _console()
     columns = (SpinnerColumn(), TextColumn("building"), MofNCompleteColumn(), TimeElapsedColumn())
     failed = 0
     with Progress(*columns, console=_console(stderr=True), transient=True) as progress:
@@ -82,11 +79,11 @@ def build(
             label = f"{outcome.source.name} for {outcome.target}"
             if outcome.error is not None:
                 failed += 1
-                progress.console.print(f"{label}: failed: {outcome.error}")
+                progress.console.print(visible(f"{label}: failed: {outcome.error}"))
             elif outcome.compiled:
-                console.print(f"{label}: built in {outcome.seconds:.1f} s: {outcome.library}")
+                _say(f"{label}: built in {outcome.seconds:.1f} s: {outcome.library}")
             else:
-                console.print(f"{label}: already built: {outcome.library}")
+                _say(f"{label}: already built: {outcome.library}")
     if failed:
         raise typer.Exit(1)
 
@@ -112,9 +109,8 @@ def judge(
 
     conditions = [judging.FailOn.parse(text) for text in fail_on or ()]
     judgement = judging.judge(read_run(base), read_run(new), conditions, allow_environment=allow_environment)
-    console = _console()
     for line in judgement.markdown() if markdown else judgement.lines():
-        console.print(line)
+        _say(line)
     if judgement.failures:
         raise typer.Exit(1)
 
@@ -127,9 +123,8 @@ def timings(
     from .report.timings import markdown
     from .timing.recorded import read_run
 
-    console = _console()
     for line in markdown(read_run(run)):
-        console.print(line)
+        _say(line)
 
 
 @app.command()
@@ -152,8 +147,8 @@ def report(
     chosen = ledgers or [newest_ledger(Path())]
     told = write_report(chosen, timings or (), output)
     for torn in told.torn:
-        _console(stderr=True).print(f"fusiongate: {one_line(torn)}; the report says so")
-    _console().print(f"{one_line(str(output))}: made from {one_line(', '.join(told.files))}")
+        _say(f"fusiongate: {one_line(torn)}; the report says so", stderr=True)
+    _say(f"{one_line(str(output))}: made from {one_line(', '.join(told.files))}")
 
 
 @app.command()
@@ -173,27 +168,25 @@ def certify(
     """Try a kernel's arithmetic on every operand there is, against eager; exits with 1 on a counterexample."""
     from .certificates import Found, StageResult, certify, check_request, device_named
 
-    console = _console()
-
     def say(stage: StageResult) -> None:
-        console.print(f"  {stage.name}: {stage.tried:,} results are eager's; {stage.what}; md5 {stage.md5}")
+        _say(f"  {stage.name}: {stage.tried:,} results are eager's; {stage.what}; md5 {stage.md5}")
 
     chosen, names = device_named(device), dtype or ["bf16", "fp16"]
     for name in names:
         check_request(kernel, name, sample)
-    if obstacle := _atomic.obstacle(folder):
-        raise UsageError(f"--folder={folder}: cannot be written to: {obstacle}; name another folder")
+    if hindrance := obstacle(folder):
+        raise UsageError(f"--folder={folder}: cannot be written to: {hindrance}; name another folder")
     for name in names:
-        console.print(f"{kernel} in {name} on {chosen}")
+        _say(f"{kernel} in {name} on {chosen}")
         try:
             certificate = certify(kernel, name, chosen, sample=sample, done=say)
         except Found as found:
-            console.print(f"counterexample: {found}")
+            _say(f"counterexample: {found}")
             raise typer.Exit(1) from None
         if certificate.is_sample:
-            console.print("  a sample, which is no certificate: nothing is written")
+            _say("  a sample, which is no certificate: nothing is written")
             continue
-        console.print(f"  {certificate.claim}: {certificate.write(folder)}")
+        _say(f"  {certificate.claim}: {certificate.write(folder)}")
 
 
 @app.command()
@@ -206,8 +199,10 @@ def scan(
     from .scanning.targets import named_target
 
     found = find(named_target(target))
-    console = _console()
-    console.print(found.to_json() if json else str(found))
+    if json:
+        _console().print(found.to_json())  # for a program, which wants every sign as it is
+    else:
+        _say(str(found))
     if not found.sites:
         raise typer.Exit(1)
 
@@ -236,7 +231,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
     else:
         return status if isinstance(status, int) else 0
-    _console(stderr=True).print(f"fusiongate: {one_line(message)}")
+    _say(f"fusiongate: {one_line(message)}", stderr=True)
     return 2
 
 
@@ -248,6 +243,11 @@ def _drop_output() -> None:
     # What a full disk or a closed pipe did not take would be tried once more when the interpreter ends.
     with contextlib.suppress(OSError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _say(text: str, *, stderr: bool = False) -> None:
+    # Much of it is what others have named, or a compiler said.
+    _console(stderr=stderr).print(visible(text))
 
 
 def _console(*, stderr: bool = False) -> Console:

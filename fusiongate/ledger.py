@@ -16,8 +16,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Self
 
-from ._reading import parse_json, read_bytes
 from .errors import LedgerError
+from .io import parse_json, read_bytes
 
 __all__ = ["KINDS", "SCHEMA", "Ledger", "Row", "Writer", "environment_key", "read"]
 

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fusiongate import _atomic
 from fusiongate.comparison.bits import dtype_name, integer_view
 from fusiongate.errors import UsageError
+from fusiongate.io import write_text
 from fusiongate.platforms import Environment
 
 __all__ = ["Certificate", "Counterexample", "StageResult"]
@@ -116,7 +116,7 @@ class Certificate:
         if self.is_sample:
             raise UsageError(f"{path}: a sample is no certificate and is not written; run without --sample")
         try:
-            _atomic.write_text(path, json.dumps(self.to_json(), indent=2) + "\n")
+            write_text(path, json.dumps(self.to_json(), indent=2) + "\n")
         except OSError as error:
             raise UsageError(
                 f"{path}: cannot be written: {error.strerror or error}; name another folder with --folder"

@@ -19,8 +19,8 @@ from pathlib import Path
 
 import platformdirs
 
-from fusiongate._reading import parse_json, read_bytes
 from fusiongate.errors import BuildError
+from fusiongate.io import parse_json, read_bytes
 
 from .permissions import exposed_entry, exposed_way, is_own, writable_by_others
 

@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 
-from fusiongate._telling import counted
 from fusiongate.comparison.bits import normalised_strides
 from fusiongate.comparison.contracts import Exact
 from fusiongate.comparison.verdicts import bits_differ, compare
 from fusiongate.errors import FusiongateError
 from fusiongate.gate.signatures import tensors_of
+from fusiongate.io import counted
 from fusiongate.subjects import Launcher, Subject, Trial
 
 from .cells import Cell, CellFailure, CellResult, NotRun, Outcome, Path, described

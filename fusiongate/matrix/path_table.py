@@ -11,9 +11,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fusiongate import _atomic
-from fusiongate._reading import parse_json, read_bytes
 from fusiongate.errors import SnapshotError, UsageError
+from fusiongate.io import parse_json, read_bytes, write_text
 
 from .cells import CellResult
 
@@ -96,7 +95,7 @@ class PathTable:
         )
         head = f'"subject": {json.dumps(self.subject)},\n  "sources": {json.dumps(self.sources)}'
         try:
-            _atomic.write_text(path, f'{{\n  {head},\n  "paths": {{\n{rows}\n  }}\n}}\n')
+            write_text(path, f'{{\n  {head},\n  "paths": {{\n{rows}\n  }}\n}}\n')
         except OSError as error:
             raise SnapshotError(f"{path}: the path table cannot be written: {error.strerror}") from error
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from fusiongate._telling import counted
+from fusiongate.io import counted
 
 from .options import is_worker, options
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from fusiongate._telling import one_line
 from fusiongate.errors import PoisonedDevice
+from fusiongate.io import one_line
 
 from .device import selected
 

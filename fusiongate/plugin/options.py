@@ -11,9 +11,9 @@ from typing import Any, Final, Literal
 
 import pytest
 
-from fusiongate import _atomic, ledger
-from fusiongate._telling import one_line
+from fusiongate import ledger
 from fusiongate.errors import LedgerError
+from fusiongate.io import obstacle, one_line
 
 __all__ = ["Options", "is_worker", "kernels_disabled", "options"]
 
@@ -241,8 +241,8 @@ def _path(config: pytest.Config, name: str) -> Path | None:
 def _snapshots(config: pytest.Config) -> Path | None:
     path = _path(config, "snapshots")
     writes = _value(config, "update-paths") or _value(config, "missing") == "record"
-    if path is not None and (obstacle := _atomic.obstacle(path, to_write=writes)):
-        raise pytest.UsageError(f"--fusiongate-snapshots={path}: {obstacle}: expected a folder")
+    if path is not None and (hindrance := obstacle(path, to_write=writes)):
+        raise pytest.UsageError(f"--fusiongate-snapshots={path}: {hindrance}: expected a folder")
     return path
 
 
@@ -250,8 +250,8 @@ def _ledger(config: pytest.Config) -> Path | None:
     path = _path(config, "ledger")
     if path is None or is_worker(config):
         return path
-    if obstacle := _atomic.obstacle(path.parent):
-        raise pytest.UsageError(f"--fusiongate-ledger={path}: cannot be written: {obstacle}: expected another place")
+    if hindrance := obstacle(path.parent):
+        raise pytest.UsageError(f"--fusiongate-ledger={path}: cannot be written: {hindrance}: expected another place")
     # Rows appended to a file of another kind would ruin it.
     try:
         if path.exists():

@@ -11,8 +11,9 @@ from typing import Any, Final
 
 import pytest
 
-from fusiongate import _atomic, ledger
+from fusiongate import ledger
 from fusiongate.errors import LedgerError, SnapshotError
+from fusiongate.io import link, write_text
 from fusiongate.platforms import Environment
 
 from . import session_checks as judgement
@@ -141,5 +142,5 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def _prepare_folder(path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    _atomic.write_text(path.parent / ".gitignore", "# Made by fusiongate: records of runs.\n*\n")
-    _atomic.link(path.parent / "latest.jsonl", path.name)
+    write_text(path.parent / ".gitignore", "# Made by fusiongate: records of runs.\n*\n")
+    link(path.parent / "latest.jsonl", path.name)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any
 
-from fusiongate._telling import counted
+from fusiongate.io import counted
 
 __all__ = ["cell_name", "ended", "shortened", "unheld", "unlaunched", "unreported"]
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from syrupy.data import SnapshotCollections
 from syrupy.extensions.single_file import SingleFileSnapshotExtension, WriteMode
 
-from fusiongate import _atomic
+from fusiongate.io import write_text
 
 if TYPE_CHECKING:
     from syrupy.data import SnapshotCollection
@@ -62,7 +62,7 @@ class PresetFile(SingleFileSnapshotExtension):
     def write_snapshot_collection(cls, *, snapshot_collection: SnapshotCollection, **_: Any) -> None:
         """Write the file so that a reader, or a run that is killed, never sees half of it."""
         text = str(next(iter(snapshot_collection)).data)
-        _atomic.write_text(Path(snapshot_collection.location), text)
+        write_text(Path(snapshot_collection.location), text)
 
 
 def extension_for(path: Path, *, any_difference: bool) -> type[PresetFile]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fusiongate._telling import counted, one_line
+from fusiongate.io import counted, one_line
 
 from .recorder import RECORDER, Recorder
 from .session_checks import cell_name, shortened

@@ -11,8 +11,8 @@ from typing import Any, Self
 
 import torch
 
-from fusiongate._reading import parse_json, read_bytes
 from fusiongate.errors import SnapshotError, UsageError
+from fusiongate.io import parse_json, read_bytes
 from fusiongate.platforms import Environment
 
 from .op_bisect import OpRecord, Parting, parting

@@ -6,11 +6,11 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from fusiongate import _atomic
 from fusiongate.comparison.contracts import Ulp
 from fusiongate.errors import UsageError
 from fusiongate.gate.fusion import Fusion
 from fusiongate.gate.states import Reason
+from fusiongate.io import write_text
 from fusiongate.kernels import FUSIONS
 
 __all__ = ["DOMAINS", "GATE_REASONS", "REASONS", "Domain", "Explained", "page"]
@@ -271,7 +271,7 @@ def _first_line(documented: object) -> str:
 def _write(arguments: list[str]) -> None:
     if len(arguments) != 1:
         raise UsageError("expected one argument, the file to write: docs/contracts.md")
-    _atomic.write_text(Path(arguments[0]), page())
+    write_text(Path(arguments[0]), page())
 
 
 if __name__ == "__main__":

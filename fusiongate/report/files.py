@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from fusiongate import _atomic
-from fusiongate._reading import read_bytes
 from fusiongate.errors import UsageError
+from fusiongate.io import obstacle, read_bytes, write_text
 from fusiongate.plugin.recorder import FOLDER
 
 from .evidence import Evidence, gather
@@ -56,15 +55,15 @@ def write_report(ledgers: Sequence[Path], timings: Sequence[Path], output: Path)
     evidence = gather(ledgers, timings)
     text = page(evidence)
     try:
-        _atomic.write_text(output, text)
+        write_text(output, text)
     except OSError as error:
         raise UsageError(_unwritable(output, error.strerror or str(error))) from error
     return evidence
 
 
 def _check_output(output: Path) -> None:
-    if obstacle := _atomic.obstacle(output.parent):
-        raise UsageError(_unwritable(output, obstacle))
+    if hindrance := obstacle(output.parent):
+        raise UsageError(_unwritable(output, hindrance))
     try:
         if not output.exists():
             return

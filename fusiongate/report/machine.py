@@ -9,9 +9,8 @@ import platform
 import sys
 from collections.abc import Iterable, Iterator
 
-from fusiongate import _atomic
-from fusiongate._telling import one_line
 from fusiongate.errors import BuildError
+from fusiongate.io import obstacle, one_line
 from fusiongate.jit.cache import CACHE_VARIABLE, cache_folder, cached_entries, exposed_cache
 from fusiongate.jit.doctor import TargetState
 
@@ -56,8 +55,8 @@ def _of_cache() -> Iterator[str]:
         yield f"cache: {one_line(str(error))}"
         return
     yield f"cache: {one_line(str(folder))}, {len(entries)} {'library' if len(entries) == 1 else 'libraries'}"
-    if obstacle := _atomic.obstacle(folder):
-        yield f"  no kernel can be stored in it: {one_line(obstacle)}; set {CACHE_VARIABLE} to another folder"
+    if hindrance := obstacle(folder):
+        yield f"  no kernel can be stored in it: {one_line(hindrance)}; set {CACHE_VARIABLE} to another folder"
     elif exposed is not None:
         yield f"  not used, because others could put a library there: {one_line(exposed)}"
     for entry, manifest in entries:

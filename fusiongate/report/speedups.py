@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any, Final
 
-from fusiongate._telling import counted
+from fusiongate.io import counted
 from fusiongate.timing.recorded import Bounds, RecordedRow
 
 from .charts import bar, scale_of

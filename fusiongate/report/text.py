@@ -8,6 +8,8 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from fusiongate import io
+
 __all__ = ["marked", "template_text", "templates", "visible"]
 
 
@@ -15,10 +17,7 @@ def visible(value: Any) -> Any:
     """Text in which all that does not print is spelled out, a terminal's escapes too; markup stays as it is."""
     if not isinstance(value, str) or isinstance(value, Markup):
         return value
-    return "".join(
-        sign if sign.isprintable() or sign == "\n" else sign.encode("unicode_escape").decode()
-        for sign in value.replace("\r\n", "\n").replace("\t", "    ")
-    )
+    return io.visible(value.replace("\r\n", "\n").replace("\t", "    "))
 
 
 def marked(kind: str, text: str) -> str:

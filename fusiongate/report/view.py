@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from fusiongate._telling import counted
+from fusiongate.io import counted
 from fusiongate.platforms import Environment
 from fusiongate.plugin.causes import causes
 from fusiongate.plugin.session_checks import cell_name, unlaunched

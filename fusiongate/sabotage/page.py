@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from fusiongate import _atomic
 from fusiongate.errors import UsageError
+from fusiongate.io import write_text
 
 from .registry import SABOTEURS
 from .saboteurs import Detector
@@ -63,7 +63,7 @@ The test runs once for each generic saboteur. One that gives these arguments' ri
 def _write(arguments: list[str]) -> None:
     if len(arguments) != 1:
         raise UsageError("expected one argument, the file to write: docs/sabotage.md")
-    _atomic.write_text(Path(arguments[0]), page())
+    write_text(Path(arguments[0]), page())
 
 
 if __name__ == "__main__":

@@ -12,8 +12,8 @@ from typing import Any, overload
 
 from torch import nn
 
-from fusiongate._telling import counted
 from fusiongate.errors import UsageError
+from fusiongate.io import counted
 
 from .bodies import Body, bodies_of, body_of
 from .links import Chain

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from fusiongate._reading import parse_json, read_bytes
 from fusiongate.errors import UsageError
+from fusiongate.io import parse_json, read_bytes
 from fusiongate.platforms import Environment
 
 from .rows import SCHEMA

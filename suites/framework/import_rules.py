@@ -8,7 +8,7 @@ from pathlib import Path
 
 LAYERS = (
     ("errors",),
-    ("_atomic", "_reading", "_telling", "platforms", "switches"),
+    ("io", "platforms", "switches"),
     ("comparison", "diagnosis"),
     ("gate",),
     ("sites", "scanning", "jit"),

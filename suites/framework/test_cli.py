@@ -51,6 +51,19 @@ def test_build_that_fails_exits_with_one_and_tells_the_compilers_line(
     assert "the moon is full" in capsys.readouterr().err
 
 
+def test_what_a_compiler_says_moves_no_cursor(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    script = tmp_path / "compiler"
+    script.write_text("#!/bin/sh\nprintf 'compiler \\033[2J \\342\\200\\256 1.0'\n")
+    script.chmod(0o755)
+    monkeypatch.setenv("CXX", str(script))
+    main(["doctor"])
+    told = capsys.readouterr().out
+    assert r"compiler: compiler \x1b[2J \u202e 1.0" in told
+    assert not {"\x1b", "\u202e"} & set(told)
+
+
 def test_build_without_the_compiler_says_what_to_install(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -1,18 +1,47 @@
-"""Files that appear whole or not at all: written under a temporary name beside their own, then renamed."""
+"""Reading what somebody may have damaged, writing whole files, and text that is safe on a terminal."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
+import json
 import os
 import secrets
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
-__all__ = ["link", "obstacle", "write_text"]
+__all__ = ["counted", "link", "obstacle", "one_line", "parse_json", "read_bytes", "visible", "write_text"]
+
+
+def read_bytes(path: Path) -> bytes:
+    """Return the content of a file.
+
+    Raises
+    ------
+    OSError
+        It cannot be read, or is a device or a pipe, of which some never end and others never begin.
+    """
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise OSError(errno.EINVAL, "Not a regular file", str(path))
+    return path.read_bytes()
+
+
+def parse_json(text: str | bytes) -> Any:
+    """Return what a JSON text holds.
+
+    Raises
+    ------
+    ValueError
+        It is no JSON, or so deeply nested that it is none of ours.
+    """
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
 
 
 def obstacle(folder: Path, *, to_write: bool = True) -> str | None:
-    """What is known to keep files from being found or written below a folder; None if nothing is.
+    """Return what is known to keep files from being found or written below a folder; None if nothing is.
 
     Parameters
     ----------
@@ -96,3 +125,23 @@ def link(path: Path, target: str) -> None:
     temporary.unlink(missing_ok=True)
     temporary.symlink_to(target)
     temporary.replace(path)
+
+
+def visible(text: str) -> str:
+    """Return the text with an escape for all that does not print, apart from the ends of its lines.
+
+    What somebody else named, or a compiler said, may move a cursor, ring, or turn the direction of writing.
+    """
+    return "".join(
+        sign if sign.isprintable() or sign == "\n" else sign.encode("unicode_escape").decode() for sign in text
+    )
+
+
+def one_line(text: str) -> str:
+    """Return the text with an escape for all that does not print, its ends of line too."""
+    return visible(text).replace("\n", r"\n")
+
+
+def counted(count: int, noun: str) -> str:
+    """Return a number of things, such as ``1 row``."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
