@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from . import kernels as kernels
-    from ._atomic import write_text
     from .comparison.contracts import Exact, Ulp
     from .comparison.digests import digest, md5
     from .comparison.verdicts import Verdict, compare
@@ -64,7 +63,6 @@ _HOMES = {
     "scan": "scanning",
     "unmount": "sites",
     "warm_up": "gate.fusion",
-    "write_text": "_atomic",
 }
 """Where each public name lives."""
 
@@ -104,7 +102,6 @@ __all__ = [
     "scan",
     "unmount",
     "warm_up",
-    "write_text",
 ]
 
 

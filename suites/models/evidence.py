@@ -87,7 +87,7 @@ def digests(
             report.fail(outcome)
         else:
             path = presets.location(root, run.record.environment, MODULE, preset.name, size)
-            fg.write_text(path, kept.text())
+            path.write_text(kept.text())
             recorded = isinstance(kept, presets.PresetRecord)
             outcome = "recorded, and the same in another process" if recorded else str(kept)
         report.say(f"{preset.name} ({size}): {outcome}; {fused} of {calls.total()} calls fused")
@@ -167,7 +167,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given.only in (None, "times"):
         forwards(report, device, given.seconds)
     if given.report is not None:
-        fg.write_text(given.report, json.dumps(report.facts, indent=2) + "\n")
+        given.report.write_text(json.dumps(report.facts, indent=2) + "\n")
     for failure in report.failures:
         report.say(f"FAILED: {failure}")
     return 1 if report.failures else 0
