@@ -11,7 +11,7 @@ import functools
 import torch
 from torch import Tensor
 
-__all__ = ["composite_rstd", "fused_multiply_add", "lane_grid", "row_kernel_rstd"]
+__all__ = ["composite_rstd", "fused_multiply_add", "lane_grid", "plus_square", "row_kernel_rstd"]
 
 _WARP = 32
 _WARPS = 4
@@ -39,6 +39,16 @@ def fused_multiply_add(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
     return odd.view(torch.float64).float()
 
 
+def plus_square(value: Tensor, addend: Tensor) -> Tensor:
+    """``value * value + addend`` of fp32 tensors with one rounding, for values that 16 bits hold.
+
+    Their squares have 22 significant bits at most. Where fp64 loses bits of such a sum, the smaller operand ends below
+    the 53rd and so begins below the 28th, while the larger one ends above the 25th: all bits between are zero, and the
+    second rounding, to fp32, decides as it would have on the exact sum.
+    """
+    return (value.double().square() + addend.double()).float()
+
+
 def _reciprocal_square_root(value: Tensor) -> Tensor:
     """``1 / sqrt(value)`` in fp32, each step rounded once; by way of fp64: a CPU's vector library may be an ULP off."""
     root = value.double().sqrt().float()
@@ -56,9 +66,9 @@ def _folded(values: Tensor) -> Tensor:
 def _vectors(x: Tensor, lanes: int) -> Tensor:
     """(..., D) as (rows, steps, lanes, 4) in fp32: lane l's vectors, one a step; zeros fill the last step."""
     rows = x.reshape(-1, x.shape[-1]).float()
-    width = lanes * _VECTOR
-    steps = -(-rows.shape[-1] // width)
-    return torch.nn.functional.pad(rows, (0, steps * width - rows.shape[-1])).reshape(len(rows), steps, lanes, _VECTOR)
+    # Not by `pad`: Inductor repeats a padded read wherever it is used, and makes megabytes of C++ of one row's order.
+    zeros = rows.new_zeros(len(rows), -rows.shape[-1] % (lanes * _VECTOR))
+    return torch.cat((rows, zeros), -1).reshape(len(rows), -1, lanes, _VECTOR)
 
 
 def row_kernel_rstd(x: Tensor, eps: float) -> Tensor:
@@ -77,10 +87,11 @@ def row_kernel_rstd(x: Tensor, eps: float) -> Tensor:
 
 def _row_kernel_rstd(rows: Tensor, eps: float) -> Tensor:
     vectors = _vectors(rows, _WARP * _WARPS)
+    short = rows.dtype in (torch.float16, torch.bfloat16)
     sums = vectors.new_zeros(vectors.shape[0], vectors.shape[2])
     for step in vectors.unbind(1):
         for element in step.unbind(-1):
-            sums = fused_multiply_add(element, element, sums)
+            sums = plus_square(element, sums) if short else fused_multiply_add(element, element, sums)
     warps = _folded(sums.reshape(-1, _WARPS, _WARP))
     total = (warps[:, 0] + warps[:, 2]) + (warps[:, 1] + warps[:, 3])
     return _reciprocal_square_root(total / total.new_full((), rows.shape[-1]) + eps)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fusiongate.kernels.orders import composite_rstd, fused_multiply_add, lane_grid, row_kernel_rstd
+from fusiongate.kernels.orders import composite_rstd, fused_multiply_add, lane_grid, plus_square, row_kernel_rstd
 
 FLOAT32 = st.floats(width=32, allow_nan=False, allow_infinity=False)
 
@@ -54,6 +54,27 @@ def test_a_fused_multiply_add_survives_the_second_rounding(a: float, b: float, s
     actual = fused_multiply_add(*(torch.tensor(value, dtype=torch.float32) for value in (a, b, c)))
 
     assert float(rounded(Fraction(a) * Fraction(b) + Fraction(c))) == float(actual)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_every_square_of_16_bits_is_added_with_one_rounding(dtype: torch.dtype) -> None:
+    """Each to addends of its own magnitude, and of any other."""
+    values = torch.arange(-(2**15), 2**15).to(torch.int16).view(dtype).float()
+    generator = torch.Generator().manual_seed(0)
+    for distance in (None, *range(-60, 60, 4)):
+        if distance is None:
+            addend = torch.randint(0, 0x7F80_0000, values.shape, generator=generator, dtype=torch.int32).view(
+                torch.float32
+            )
+        else:
+            addend = (values.square() * 2.0**distance * (1 + torch.rand(values.shape, generator=generator))).clamp(
+                max=3e38
+            )
+
+        actual, expected = plus_square(values, addend), fused_multiply_add(values, values, addend)
+
+        assert torch.equal(actual.isnan(), expected.isnan())
+        assert torch.equal(actual.nan_to_num(0.0), expected.nan_to_num(0.0))
 
 
 @pytest.mark.parametrize("columns", [4, 64, 132, 512, 2240, 4096, 4100, 8192])
