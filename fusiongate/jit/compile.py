@@ -207,7 +207,8 @@ def compile_library(source: Source, target: Target, compiler: Compiler, folder: 
         unit = folder / f"unit{index}{suffix}"
         unit.write_text(f'#include "{file.resolve().as_posix()}"\n', encoding="utf-8")
         units.append(str(unit))
-    flags = [*target.flags]
+    # The last level counts; it changes no bits.
+    flags = [*target.flags, *(["-Og"] if source.quick and target.kind == "host" else [])]
     flags += [f"-D{define}" for define in source.defines]
     flags += [f"-I{include.resolve()}" for include in source.include]
     quoted = [_quoted(flag) for flag in flags]

@@ -25,6 +25,8 @@ class Source:
     """Folders searched for headers; every file in them is part of the key."""
     defines: tuple[str, ...] = ()
     """Preprocessor definitions, ``NAME`` or ``NAME=value``."""
+    quick: bool = False
+    """Whether the host's build gives up speed for half the compilation: a library that runs a few times only."""
     probe: str | None = None
     """``package.module:function``, called in the probing child with the library's path and the target's name."""
 
@@ -62,6 +64,8 @@ class Source:
             ) from error
         for define in self.defines:
             digest.update(f"define\0{define}\0".encode())
+        if self.quick:
+            digest.update(b"quick\0")
         return digest.hexdigest()
 
     def with_defines(self, *more: str) -> Source:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import types
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -74,7 +75,8 @@ def _on_faulty(function: Callable[..., Any], fault: str) -> Callable[..., Any]:
 
 
 def _faulty(entry: Entry, fault: str) -> Entry:
-    return Entry(entry.source.with_defines(f"FUSIONGATE_FAULT={fault}"), entry.name)
+    faulty = entry.source.with_defines(f"FUSIONGATE_FAULT={fault}")
+    return Entry(dataclasses.replace(faulty, quick=True), entry.name)
 
 
 def _compiled(

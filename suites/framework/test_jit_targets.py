@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -37,10 +38,27 @@ def test_key_follows_contents_and_not_places(tmp_path: Path) -> None:
     assert first.key != elsewhere.key
 
 
+@pytest.mark.parametrize("quick", [False, True])
+def test_a_quick_build_is_the_same_arithmetic_with_less_work_on_its_speed(
+    quick: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = tmp_path / "noting"
+    script.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path / "noted"}\nexec c++ "$@"\n')
+    script.chmod(0o755)
+    monkeypatch.setenv("CXX", str(script))
+
+    library(replace(write_tiny(tmp_path / "source"), quick=quick), HOST)
+
+    (compiled,) = (line.split() for line in (tmp_path / "noted").read_text().splitlines() if " -c " in line)
+    assert quick == ("-Og" == [flag for flag in compiled if flag.startswith("-O")][-1])
+    assert set(HOST.flags) <= set(compiled)
+
+
 def test_key_changes_with_definitions_and_with_where_bytes_stand(tmp_path: Path) -> None:
     source = write_tiny(tmp_path)
     keys = {source.key, source.with_defines("A").key, source.with_defines("A", "B").key, source.with_defines("AB").key}
     assert len(keys) == 4
+    assert replace(source, quick=True).key not in keys
     one, two = tmp_path / "one.cu", tmp_path / "two.cu"
     pair = Source("pair", (one, two))
     one.write_text("ab")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import subprocess
 import sys
 
@@ -22,37 +23,34 @@ needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="not run: n
 
 # 26: another configuration in another process -------------------------------------------------------------------------
 
-DIGESTS = """
-import random, sys
-import torch
-import fusiongate as fg
-from fusiongate.comparison.digests import md5
 
-device, seed = sys.argv[1:]
-runs = [(op, size) for op in fg.kernels.FUSIONS for size in ((1, 1, 512), (2, 5, 512), (1, 700, 512), (2, 40, 4096))]
-# What is met first differs from process to process, as in a server.
-random.Random(seed).shuffle(runs)
-found = []
-for op, (batch, tokens, columns) in runs:
-    generator = torch.Generator().manual_seed(7)
-    shapes = (batch, tokens, columns), (batch, 1, columns), (batch, 1, columns)
-    args = [torch.randn(shape, generator=generator).bfloat16().to(device) for shape in shapes]
-    kernel = op.host if device == "cpu" else op
-    found.append((op.name, tokens, columns, md5(kernel.fused(*args, *([1e-6] if "norm" in op.name else [])))))
-print(sorted(found))
-"""
+def digests(device: str, seed: int) -> list[tuple[str, int, int, str]]:
+    """What each kernel gives for a few sizes, met in an order of the seed's."""
+    sizes = ((1, 1, 512), (2, 5, 512), (1, 700, 512), (2, 40, 4096))
+    runs = [(op, size) for op in fg.kernels.FUSIONS for size in sizes]
+    random.Random(seed).shuffle(runs)
+    found = []
+    for op, (batch, tokens, columns) in runs:
+        generator = torch.Generator().manual_seed(7)
+        shapes = (batch, tokens, columns), (batch, 1, columns), (batch, 1, columns)
+        args = [torch.randn(shape, generator=generator).bfloat16().to(device) for shape in shapes]
+        kernel = op.host if device == "cpu" else op
+        assert kernel is not None
+        found.append((op.name, tokens, columns, fg.md5(kernel.fused(*args, *([1e-6] if "norm" in op.name else [])))))
+    return sorted(found)
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_gpu)])
 def test_case_26_the_shipped_kernels_have_one_configuration_in_every_process(device: str) -> None:
-    """Two processes that meet the sizes in another order give the same bits."""
-    first, second = (
-        subprocess.run([sys.executable, "-c", DIGESTS, device, seed], capture_output=True, text=True, check=True).stdout
-        for seed in ("1", "2")
-    )
+    """Another process, which meets the sizes in another order, as a server would, gives the same bits."""
+    module = "fusiongate.suites.kernels.test_cases_processes"
+    program = f"from {module} import digests; print(digests({device!r}, 2))"
+    there = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, text=True, check=True).stdout
 
-    assert first == second
-    assert 4 * len(fg.kernels.FUSIONS) == first.count("(")
+    here = digests(device, 1)
+
+    assert f"{here}\n" == there
+    assert 4 * len(fg.kernels.FUSIONS) == len(here)
 
 
 def mean_square(x: Tensor, columns: int) -> Tensor:

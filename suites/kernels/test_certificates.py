@@ -4,25 +4,15 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
+from fusiongate.cli import main
+
 SAMPLES = {"modulate": 16, "modulate_fp32": 16, "rms_norm_modulate": 200, "composite_rms_norm_modulate": 200}
 """Values of x, or rows of a norm, that are tried on the host, where all of them take an hour."""
-
-
-def certify(kernel: str, dtype: str, device: torch.device, folder: Path) -> subprocess.CompletedProcess[str]:
-    where = ["--device=host", f"--sample={SAMPLES[kernel]}"] if device.type == "cpu" else [f"--device={device}"]
-    return subprocess.run(
-        [sys.executable, "-m", "fusiongate.cli", "certify", kernel, "--dtype", dtype, f"--folder={folder}", *where],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
 
 
 def keep_missing(written: Path, kept: Path) -> None:
@@ -37,14 +27,22 @@ def keep_missing(written: Path, kept: Path) -> None:
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
 @pytest.mark.parametrize("kernel", list(SAMPLES))
 def test_every_result_is_eagers(
-    kernel: str, dtype: str, fusion_device: torch.device, tmp_path: Path, pytestconfig: pytest.Config
+    kernel: str,
+    dtype: str,
+    fusion_device: torch.device,
+    tmp_path: Path,
+    pytestconfig: pytest.Config,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    done = certify(kernel, dtype, fusion_device, tmp_path)
-    assert 0 == done.returncode, done.stdout + done.stderr
+    on_cpu = fusion_device.type == "cpu"
+    where = ["--device=host", f"--sample={SAMPLES[kernel]}"] if on_cpu else [f"--device={fusion_device}"]
+    status = main(["certify", kernel, f"--dtype={dtype}", f"--folder={tmp_path}", *where])
+    told = capsys.readouterr()
+    assert 0 == status, told.out + told.err
     files = list(tmp_path.rglob("*.json"))
-    if fusion_device.type == "cpu":
+    if on_cpu:
         assert [] == files
-        assert "a sample, which is no certificate: nothing is written" in done.stdout
+        assert "a sample, which is no certificate: nothing is written" in told.out
         return
     (record,) = (json.loads(file.read_text()) for file in files)
     tried = {stage["name"]: stage["tried"] for stage in record["stages"]}
