@@ -287,9 +287,11 @@ class PreparedCell:
                 verdict = compare(
                     fusion.fused(*self.args), fusion.reference(*self.args), fusion.contract, fusion.reference, self.args
                 )
-                lines.append(f"on this cell's arguments: {verdict}")
             except Exception as error:
-                lines.append(f"on this cell's arguments the kernel raised {described(error)}")
+                return "\n".join([*lines, f"on this cell's arguments the kernel raised {described(error)}"])
+        # What the gate has found already is not told twice.
+        if not any(f"hint: {verdict.hint}" in line for line in lines):
+            lines.append(f"on this cell's arguments: {verdict}")
         return "\n".join(lines)
 
     # The bits ---------------------------------------------------------------------------------------------------------

@@ -39,13 +39,15 @@ def _annotations(recorder: Recorder) -> Iterator[str]:
     for complaint in recorder.complaints:
         yield annotation(complaint, title="fusiongate")
     room = _SHOWN - len(recorder.complaints) - 1
-    shown = recorder.failures if len(recorder.failures) <= room + 1 else recorder.failures[:room]
-    for failure in shown:
-        yield annotation(
-            failure.message, title=failure.test, file=_in_workspace(recorder.config, failure), line=str(failure.line)
-        )
-    if len(shown) < len(recorder.failures):
-        yield annotation(f"{len(recorder.failures) - len(shown)} more failures stand in the log", title="fusiongate")
+    causes = recorder.causes
+    shown = causes if len(causes) <= room + 1 else causes[:room]
+    for cause in shown:
+        failure = cause.first
+        title = f"{cause.count} × {failure.test}" if cause.others else failure.test
+        where = _in_workspace(recorder.config, failure)
+        yield annotation(failure.message, title=title, file=where, line=str(failure.line))
+    if len(shown) < len(causes):
+        yield annotation(f"{len(causes) - len(shown)} more causes of failures stand in the log", title="fusiongate")
 
 
 def annotation(message: str, **properties: str) -> str:

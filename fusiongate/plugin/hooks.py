@@ -8,6 +8,7 @@ pytest_plugins = (
     "fusiongate.plugin.device",
     "fusiongate.plugin.rows",
     "fusiongate.plugin.device_health",
+    "fusiongate.plugin.causes",
     "fusiongate.plugin.recorder",
     "fusiongate.plugin.alone",
     "fusiongate.plugin.cells",

@@ -17,6 +17,7 @@ from fusiongate.io import link, write_text
 from fusiongate.platforms import Environment
 
 from . import session_checks as judgement
+from .causes import REPEATED, Cause, causes, key_of
 from .device_health import Poisoning, poisoning
 from .options import is_worker, options
 from .paths import record_tables
@@ -43,6 +44,9 @@ class Failure:
     message: str
     """What went wrong."""
 
+    crash: Any = None
+    """What pytest's short summary says of it, where pytest has a place for that."""
+
 
 class Recorder:
     """Everything that the controller knows of a run; a worker of pytest-xdist has none."""
@@ -62,6 +66,7 @@ class Recorder:
         self.tables: dict[Path, int] = {}
         self.poisonings: list[Poisoning] = []
         self.unstarted: list[str] = []
+        self._causes: set[str] = set()
         self._collected: set[str] = set()
         self._reported: set[str] = set()
 
@@ -74,8 +79,12 @@ class Recorder:
         """Note which tests have to report, in a run with workers."""
         self._collected.update(ids)
 
+    @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Append what a report brings, at once: a run that is killed later keeps it."""
+        """Append what a report brings, at once: a run that is killed later keeps it.
+
+        Before pytest's own look at it, which depends on whether the cause of a failure has been told.
+        """
         self._reported.add(report.nodeid)
         lost = poisoning(report)
         if lost is not None and lost.test not in {known.test for known in self.poisonings}:
@@ -94,7 +103,23 @@ class Recorder:
         if brought and report.failed:
             path, line, _ = report.location
             message = next((o.payload["message"] for o in brought if "message" in o.payload), report.longreprtext)
-            self.failures.append(Failure(report.nodeid, path, (line or 0) + 1, message))
+            key = key_of(message)
+            setattr(report, REPEATED, key in self._causes)
+            self._causes.add(key)
+            crash = getattr(report.longrepr, "reprcrash", None)
+            self.failures.append(Failure(report.nodeid, path, (line or 0) + 1, message, crash))
+
+    @property
+    def causes(self) -> list[Cause[Failure]]:
+        """The causes of the failures, the one with the most of them first."""
+        return causes(self.failures, lambda failure: failure.message)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_terminal_summary(self) -> None:
+        """Let the line of pytest's short summary carry the cause, and how many failures it has."""
+        for cause in self.causes:
+            if cause.first.crash is not None:
+                cause.first.crash.message = str(cause)
 
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
         """Judge the run as a whole, and fail it where every test by itself has passed."""

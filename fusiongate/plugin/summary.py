@@ -11,7 +11,8 @@ import pytest
 
 from fusiongate.io import counted, one_line
 
-from .recorder import RECORDER, Recorder
+from .causes import Cause
+from .recorder import RECORDER, Failure, Recorder
 from .session_checks import cell_name, shortened
 
 __all__ = ["OUTCOMES", "not_compared", "not_run", "outcome_table", "reasons"]
@@ -46,6 +47,8 @@ def _blocks(recorder: Recorder, *, verbose: bool) -> Iterator[list[str]]:
     if by_reason := reasons(cells):
         yield ["reasons", *_aligned([(f"  {outcome}", reason, str(n)) for (outcome, reason), n in by_reason.items()])]
     limit = len(cells) if verbose else _NAMES
+    if recorder.causes:
+        yield ["causes", *(_cause(cause, limit) for cause in recorder.causes)]
     for title, groups in (("not run", not_run(cells)), ("not compared", not_compared(cells))):
         if groups:
             yield [title, *(f"  {why} ({len(names)}): {shortened(names, limit)}" for why, names in groups.items())]
@@ -59,6 +62,11 @@ def _blocks(recorder: Recorder, *, verbose: bool) -> Iterator[list[str]]:
     ]
     if closing:
         yield closing
+
+
+def _cause(cause: Cause[Failure], limit: int) -> str:
+    names = [failure.test.rpartition("::")[2] for failure in (cause.first, *cause.others)]
+    return f"  {one_line(str(cause))}: {one_line(shortened(names, limit))}"
 
 
 def outcome_table(cells: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:

@@ -111,11 +111,13 @@ def _findings(evidence: Evidence) -> Iterator[Finding]:
 
 def _red(observed: Iterable[Observed], field: str) -> Iterator[Finding]:
     named = [{**one.payload, "where": _where(one.payload, one)} for one in observed if one.payload["outcome"] == "red"]
-    for cause in causes(named, field):
-        first = cause.first
-        title = first["where"] if not cause.others else f"{cause.count} × {cause.diagnosis}: {first['where']}"
-        others = [other["where"] for other in cause.others]
-        yield Finding(title, first.get(field) or first.get("reason") or "red", others)
+
+    def message(payload: Payload) -> str:
+        return str(payload.get(field) or payload.get("reason") or "red")
+
+    for cause in causes(named, message):
+        title = f"{cause}: {cause.first['where']}" if cause.others else cause.first["where"]
+        yield Finding(title, message(cause.first), [other["where"] for other in cause.others])
 
 
 def _where(payload: Payload, one: Observed) -> str:

@@ -147,8 +147,7 @@ def test_a_wrong_kernel_is_red_with_its_story() -> None:
     message = red("base", fusion(fused=unrounded))
     assert "call 2 of 3\n  happened: 1 × reference (refused), no launch\n  expected: 1 × fused (verified)\n" in message
     assert "refused: " in message
-    assert "on this cell's arguments: " in message
-    assert "hint: " in message
+    assert 1 == message.count("hint: ")
 
 
 def test_a_failure_says_how_to_run_its_cell_again(request: pytest.FixtureRequest) -> None:

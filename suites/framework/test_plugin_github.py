@@ -50,11 +50,19 @@ def test_a_complaint_about_the_run_is_annotated(project: Project) -> None:
 
 
 def test_annotations_beyond_those_that_github_shows_are_counted(project: Project) -> None:
-    prepare(project, **{f"red{n}": f"observe(**{RED}); assert False" for n in range(12)})
+    reds = {f"red_{word}": {**RED, "message": f"{word}: it raised"} for word in "abcdefghijkl"}
+    prepare(project, **{name: f"observe(**{red}); assert False" for name, red in reds.items()})
     project.setenv("GITHUB_ACTIONS", "true")
     annotations = [line for line in project.run().outlines if line.startswith("::")]
     assert len(annotations) == 10
-    assert annotations[-1] == "::error title=fusiongate::3 more failures stand in the log"
+    assert annotations[-1] == "::error title=fusiongate::3 more causes of failures stand in the log"
+
+
+def test_failures_of_one_cause_are_one_annotation(project: Project) -> None:
+    prepare(project, **{f"red{n}": f"observe(**{RED}); assert False" for n in range(12)})
+    project.setenv("GITHUB_ACTIONS", "true")
+    (line,) = (line for line in project.run().outlines if line.startswith("::"))
+    assert "title=12 × test_cells.py" in line
 
 
 def test_nothing_is_annotated_outside_of_a_job(project: Project) -> None:
