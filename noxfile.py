@@ -229,12 +229,11 @@ def lint(session: nox.Session) -> None:
     session.install("-e", ".", *nox.project.dependency_groups(PROJECT, "lint"))
     session.run("ruff", "check")
     session.run("ruff", "format", "--check")
-    session.run("python", "suites/framework/import_rules.py")
     workflows = sorted(str(path) for path in ROOT.glob(".github/workflows/*.yml"))
     session.run("check-jsonschema", "--builtin-schema", "vendor.github-workflows", *workflows)
     _actionlint(session)
     session.run("mypy", "noxfile.py")
-    _check_installed_types(session)
+    _check_installed_tree(session)
 
 
 def _actionlint(session: nox.Session) -> None:
@@ -247,8 +246,8 @@ def _actionlint(session: nox.Session) -> None:
         session.warn("not run: actionlint, which is not installed (its PyPI package downloads a binary of its own)")
 
 
-def _check_installed_types(session: nox.Session) -> None:
-    """Run mypy over the package as a wheel installs it: in a checkout `fusiongate.kernels` has another name."""
+def _check_installed_tree(session: nox.Session) -> None:
+    """Check imports and types as a wheel installs the package: in a checkout `fusiongate.kernels` has another name."""
     with tempfile.TemporaryDirectory() as folder:
         # By way of the sdist: a wheel built in the checkout would pick up what an earlier build left there.
         session.run("python", "-m", "build", "--no-isolation", "--outdir", folder, silent=True)
@@ -257,6 +256,7 @@ def _check_installed_types(session: nox.Session) -> None:
         # Out of the checkout, whose `fusiongate` folder would come before the installed one.
         with session.chdir(folder):
             project, cache = ROOT / "pyproject.toml", ROOT / ".mypy_cache"
+            session.run("lint-imports", "--no-cache", "--no-logo", str(project))
             session.run("mypy", f"--config-file={project}", f"--cache-dir={cache}", "-p", "fusiongate")
 
 

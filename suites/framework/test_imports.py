@@ -1,5 +1,9 @@
-"""The direction of imports, and the names that modules must not take."""
+"""The direction of imports, as `nox -s lint` holds it, and the names that modules must not take."""
 
+from __future__ import annotations
+
+import ast
+import re
 import shutil
 import subprocess
 import sys
@@ -7,124 +11,111 @@ from pathlib import Path
 
 import pytest
 
-from . import import_rules
+import fusiongate
+import fusiongate.kernels
 
 SOURCE = Path(__file__).parents[2]
+LINTER = "from importlinter.cli import lint_imports_command; lint_imports_command()"
+OPTIONS = [str(SOURCE / "pyproject.toml"), "--no-cache", "--no-logo"]
 
 pytestmark = pytest.mark.skipif(not (SOURCE / "pyproject.toml").is_file(), reason="needs the source tree")
 
 
 @pytest.fixture
-def checkout(tmp_path: Path) -> Path:
-    """A small tree that keeps every rule."""
-    files = {
-        "fusiongate/__init__.py": '__all__ = ["compare", "kernels"]\n',
-        "fusiongate/errors.py": "import math\n",
-        "fusiongate/comparison/verdicts.py": "from .errors import math\n",
-        "fusiongate/gate/states.py": "import fusiongate.comparison\n",
-        "fusiongate/jit/__init__.py": "from ..gate import fusiongate\nfrom .. import errors\n",
-        "kernels/__init__.py": "from .modulation import math\n",
-        "kernels/modulation.py": "from fusiongate.jit import errors\nimport math\n",
-        "suites/__init__.py": "",
-        "suites/framework/test_gates.py": "from fusiongate.gate import fusiongate\n",
-        "suites/kernels/test_modulate.py": "import fusiongate as fg\nfrom fusiongate.kernels import math\n",
-    }
-    for name, text in files.items():
-        path = tmp_path / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
+def installed(tmp_path: Path) -> Path:
+    """The three trees of the checkout under the one name that they are installed by."""
+    only_python = shutil.ignore_patterns("__pycache__", "*.cu", "*.cuh", "*.json", "downstream")
+    for tree, place in (("fusiongate", "."), ("kernels", "kernels"), ("suites", "suites")):
+        shutil.copytree(SOURCE / tree, tmp_path / "fusiongate" / place, ignore=only_python, dirs_exist_ok=True)
     return tmp_path
 
 
-def test_this_checkout_keeps_the_rules() -> None:
-    assert list(map(str, import_rules.violations(SOURCE))) == []
+def linted(installed: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", LINTER, *OPTIONS],
+        cwd=installed,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
 
 
-def test_no_module_takes_the_name_of_a_public_function() -> None:
-    assert list(map(str, import_rules.shadowing_modules(SOURCE))) == []
-
-
-def test_a_tree_that_keeps_the_rules_is_left_in_peace(checkout: Path) -> None:
-    assert import_rules.violations(checkout) == []
-    assert import_rules.shadowing_modules(checkout) == []
+def test_this_checkout_keeps_the_rules(installed: Path) -> None:
+    run = linted(installed)
+    assert 0 == run.returncode, run.stdout
 
 
 @pytest.mark.parametrize(
     ("path", "planted", "expected"),
     [
-        (
-            "fusiongate/comparison/verdicts.py",
-            "from ..gate import x",
-            "`comparison` imports `fusiongate.gate`, which stands above it",
-        ),
-        (
-            "fusiongate/comparison/verdicts.py",
-            "from . import gates",
-            "`comparison` imports `fusiongate.gate`, which stands above it",
-        ),
-        ("fusiongate/comparison/verdicts.py", "import fusiongate.gate", "`comparison` imports `fusiongate.gate`"),
-        (
-            "fusiongate/comparison/verdicts.py",
-            "def f():\n    from fusiongate.gate import x",
-            "`comparison` imports `fusiongate.gate`",
-        ),
-        ("fusiongate/comparison/verdicts.py", "import fusiongate as fg", "`comparison` imports `fusiongate` itself"),
-        (
-            "fusiongate/comparison/verdicts.py",
-            "from fusiongate import compare",
-            "imports `fusiongate.compare`, which stands in no layer",
-        ),
-        ("fusiongate/comparison/verdicts.py", "from ..gate import x, y", "`comparison` imports `fusiongate.gate`"),
-        ("fusiongate/jit/cache.py", "from ..kernels import x", "`jit` imports `fusiongate.kernels`"),
-        ("fusiongate/gate/states.py", "from kernels import x", "`kernels` is installed as `fusiongate.kernels`"),
-        ("fusiongate/helpers.py", "", "`helpers` stands in no layer"),
-        ("kernels/modulation.py", "from fusiongate.matrix import x", "`kernels` imports `fusiongate.matrix`"),
-        ("kernels/modulation.py", "from fusiongate.kernels import x", "inside kernels/ import relatively"),
-        ("suites/framework/test_gates.py", "from suites import x", "import relatively within suites/"),
-        ("suites/kernels/test_modulate.py", "from fusiongate.suites import x", "import relatively within suites/"),
-        ("suites/kernels/test_modulate.py", "from fusiongate.gate import x", "`fusiongate.gate` is no public name"),
+        ("errors.py", "from .gate import x", "errors -> fusiongate.gate (l."),
+        ("comparison/verdicts.py", "def f():\n    from fusiongate.gate import x", "verdicts -> fusiongate.gate (l."),
+        ("kernels/orders.py", "from fusiongate.matrix import x", "kernels.orders -> fusiongate.matrix (l."),
+        ("matrix/check.py", "from ..timing import pairing", "check -> fusiongate.timing.pairing (l."),
+        ("gate/states.py", "import fusiongate as fg", "states -> fusiongate (l."),
+        ("gate/states.py", "from fusiongate import compare", "states -> fusiongate (l."),
+        ("helpers.py", "", "- fusiongate.helpers"),
+        ("suites/kernels/test_evidence.py", "from fusiongate.gate import x", "test_evidence -> fusiongate.gate (l."),
     ],
 )
-def test_a_planted_breach_is_found(checkout: Path, path: str, planted: str, expected: str) -> None:
-    (checkout / path).write_text(planted + "\n")
-    [violation] = import_rules.violations(checkout)
-    assert str(violation.path) == path
-    assert expected in violation.message
+def test_a_planted_breach_is_found(installed: Path, path: str, planted: str, expected: str) -> None:
+    with (installed / "fusiongate" / path).open("a") as module:
+        module.write(f"\n{planted}\n")
+    run = linted(installed)
+    assert 1 == run.returncode
+    assert expected in re.sub(r"\s+", " ", run.stdout)
 
 
-def test_a_breach_is_told_with_the_line_it_stands_on(checkout: Path) -> None:
-    (checkout / "fusiongate" / "errors.py").write_text("import math\n\nfrom ..gate import x\n")
-    [violation] = import_rules.violations(checkout)
-    assert str(violation).startswith("fusiongate/errors.py:3: `errors` imports `fusiongate.gate`")
+def misnamed(folder: Path, *names: str) -> list[str]:
+    """Absolute imports by one of the names, as `file: name`."""
+    found = []
+    for path in sorted(folder.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            imported = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom) and not node.level:
+                imported = [f"{node.module}.{alias.name}" for alias in node.names]
+            found += [f"{path.name}: {name}" for one in imported for name in names if f"{one}.".startswith(f"{name}.")]
+    return found
 
 
-@pytest.mark.parametrize(
-    "path",
-    ["fusiongate/compare.py", "fusiongate/compare/__init__.py", "kernels/modulate.py", "kernels/modulate/__init__.py"],
-)
-def test_a_module_named_like_a_public_function_is_found(checkout: Path, path: str) -> None:
-    (checkout / path).parent.mkdir(exist_ok=True)
-    (checkout / path).write_text("")
-    [violation] = import_rules.shadowing_modules(checkout)
-    assert str(violation.path) == path
+@pytest.mark.parametrize("tree", ["fusiongate", "kernels", "suites"])
+def test_trees_are_imported_by_names_that_checkout_and_wheel_share(tree: str, tmp_path: Path) -> None:
+    names = ["kernels", "suites", "fusiongate.suites", *["fusiongate.kernels"] * (tree == "kernels")]
+    assert [] == misnamed(SOURCE / tree, *names)
+    (tmp_path / "planted.py").write_text("".join(f"def f():\n    from {name} import x\n" for name in names))
+    assert [f"planted.py: {name}" for name in names] == misnamed(tmp_path, *names)
 
 
-def test_a_package_without_a_list_of_public_names_is_refused(checkout: Path) -> None:
-    (checkout / "fusiongate" / "__init__.py").write_text("")
-    with pytest.raises(LookupError, match="assigns no __all__"):
-        import_rules.public_names(checkout)
+def shadowing(folder: Path, public: set[str]) -> list[str]:
+    """The modules and packages in a folder that bear a public name."""
+    return sorted(
+        path.name
+        for path in folder.iterdir()
+        if path.stem in public and (path.suffix == ".py" or (path / "__init__.py").is_file())
+    )
 
 
-def test_the_command_fails_and_names_the_breach(checkout: Path) -> None:
-    """The linter's own run: the script looks at the checkout that it lies in."""
-    script = checkout / "suites" / "framework" / "import_rules.py"
-    shutil.copy(import_rules.__file__, script)
-    command = [sys.executable, str(script)]
-    assert subprocess.run(command, check=False, capture_output=True, text=True).returncode == 0
-    (checkout / "fusiongate" / "errors.py").write_text("from ..gate import x\n")
-    failed = subprocess.run(command, check=False, capture_output=True, text=True)
-    assert failed.returncode == 1
-    assert "fusiongate/errors.py:1: `errors` imports `fusiongate.gate`" in failed.stderr
+PUBLIC = {
+    "fusiongate": set(fusiongate.__all__) - {"kernels"},
+    "kernels": set(fusiongate.kernels.__all__),
+}
+"""What is exported by each package of the checkout."""
+
+
+@pytest.mark.parametrize("tree", PUBLIC)
+def test_no_module_takes_the_name_of_a_public_function(tree: str) -> None:
+    """To import it would put it in the function's place."""
+    assert PUBLIC[tree]
+    assert [] == shadowing(SOURCE / tree, PUBLIC[tree])
+
+
+@pytest.mark.parametrize("name", ["compare.py", "compare/__init__.py"])
+def test_a_module_named_like_a_public_function_is_found(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text("")
+    (tmp_path / "verdicts.py").write_text("")
+    assert [name.partition("/")[0]] == shadowing(tmp_path, PUBLIC["fusiongate"])
 
 
 def test_no_file_is_loaded_under_two_names() -> None:
