@@ -58,10 +58,9 @@ def build(
     ] = None,
 ) -> None:
     """Compile every kernel ahead of time, loading none; exits with 1 if one cannot be built."""
-    from rich.progress import MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
     from .jit import Target, local_targets, prebuild
     from .jit.cache import CACHE_VARIABLE, exposed_cache
+    from .progress import track
 
     if exposed := exposed_cache():
         raise UsageError(
@@ -70,20 +69,16 @@ def build(
         )
     targets = tuple(dict.fromkeys(map(Target.parse, arch))) if arch else local_targets()
     sources = _kernel_sources()
-    columns = (SpinnerColumn(), TextColumn("building"), MofNCompleteColumn(), TimeElapsedColumn())
     failed = 0
-    with Progress(*columns, console=_console(stderr=True), transient=True) as progress:
-        task = progress.add_task("", total=len(sources) * len(targets))
-        for outcome in prebuild(sources, targets):
-            progress.advance(task)
-            label = f"{outcome.source.name} for {outcome.target}"
-            if outcome.error is not None:
-                failed += 1
-                progress.console.print(visible(f"{label}: failed: {outcome.error}"))
-            elif outcome.compiled:
-                _say(f"{label}: built in {outcome.seconds:.1f} s: {outcome.library}")
-            else:
-                _say(f"{label}: already built: {outcome.library}")
+    for outcome in track(prebuild(sources, targets), "building", len(sources) * len(targets)):
+        label = f"{outcome.source.name} for {outcome.target}"
+        if outcome.error is not None:
+            failed += 1
+            _say(f"{label}: failed: {outcome.error}", stderr=True)
+        elif outcome.compiled:
+            _say(f"{label}: built in {outcome.seconds:.1f} s: {outcome.library}")
+        else:
+            _say(f"{label}: already built: {outcome.library}")
     if failed:
         raise typer.Exit(1)
 
@@ -166,10 +161,8 @@ def certify(
     ] = Path("snapshots"),
 ) -> None:
     """Try a kernel's arithmetic on every operand there is, against eager; exits with 1 on a counterexample."""
-    from .certificates import Found, StageResult, certify, check_request, device_named
-
-    def say(stage: StageResult) -> None:
-        _say(f"  {stage.name}: {stage.tried:,} results are eager's; {stage.what}; md5 {stage.md5}")
+    from .certificates import Found, StageResult, certify, check_request, device_named, stage_names
+    from .progress import Progress
 
     chosen, names = device_named(device), dtype or ["bf16", "fp16"]
     for name in names:
@@ -179,7 +172,13 @@ def certify(
     for name in names:
         _say(f"{kernel} in {name} on {chosen}")
         try:
-            certificate = certify(kernel, name, chosen, sample=sample, done=say)
+            with Progress(f"{kernel} in {name}", stage_names(kernel)) as progress:
+
+                def done(stage: StageResult, progress: Progress = progress) -> None:
+                    _say(f"  {stage.name}: {stage.tried:,} results are eager's; {stage.what}; md5 {stage.md5}")
+                    progress.advance()
+
+                certificate = certify(kernel, name, chosen, sample=sample, done=done)
         except Found as found:
             _say(f"counterexample: {found}")
             raise typer.Exit(1) from None

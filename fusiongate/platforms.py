@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import importlib.metadata
+import os
 import platform
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
@@ -19,10 +20,17 @@ from .switches import switches
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Environment", "environment", "platform_of"]
+__all__ = ["Environment", "available_cores", "environment", "platform_of"]
 
 _LIBRARIES = ("apache-tvm-ffi", "diffusers", "numpy", "nvidia-cublas", "pytorch-triton-rocm", "transformers", "triton")
 _MACHINES = {"amd64": "x86_64", "arm64": "aarch64"}
+
+
+def available_cores() -> int:
+    """Return the number of cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def platform_of(device: torch.device | str | int | None = None) -> str:

@@ -1,6 +1,6 @@
 """Certificates: a kernel's arithmetic tried on every operand there is, stage by stage, against eager."""
 
-from .certifying import KERNELS, certify, check_request, counterexample, device_named
+from .certifying import KERNELS, certify, check_request, counterexample, device_named, stage_names
 from .records import Certificate, Counterexample, StageResult
 from .trials import Found
 
@@ -14,4 +14,5 @@ __all__ = [
     "check_request",
     "counterexample",
     "device_named",
+    "stage_names",
 ]

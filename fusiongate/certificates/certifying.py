@@ -13,13 +13,13 @@ from fusiongate.jit import source_hash
 from fusiongate.kernels import FUSIONS, SOURCES
 from fusiongate.platforms import environment
 
-from .evidence import ROWS, evidence
+from .evidence import ROWS, WITNESS, evidence
 from .operands import VALUES
 from .records import Certificate, Counterexample, StageResult, name_of
 from .stages import EVERY_OP, ONCE, Bench
 from .trials import Found, Trials
 
-__all__ = ["KERNELS", "certify", "check_request", "counterexample", "device_named"]
+__all__ = ["KERNELS", "certify", "check_request", "counterexample", "device_named", "stage_names"]
 
 _SCHEDULES = {"modulate": EVERY_OP, "modulate_fp32": ONCE}
 _NORM_CLAIM = "the witness is the reference's on every row that was tried: evidence, not proof"
@@ -105,6 +105,12 @@ def certify(
         is_sample=is_sample,
         stages=tuple(stages),
     )
+
+
+def stage_names(kernel: str) -> tuple[str, ...]:
+    """The names of a kernel's stages, in the order in which they are tried."""
+    schedule = _SCHEDULES.get(kernel)
+    return (WITNESS,) if schedule is None else tuple(stage.name for stage in schedule.stages)
 
 
 def device_named(name: str) -> torch.device:

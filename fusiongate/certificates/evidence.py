@@ -15,10 +15,12 @@ from fusiongate.gate.fusion import Fusion
 from .records import Counterexample, StageResult
 from .trials import Found
 
-__all__ = ["ROWS", "evidence"]
+__all__ = ["ROWS", "WITNESS", "evidence"]
 
 ROWS = 10_000_000
 """Rows in all."""
+WITNESS = "rstd"
+"""The name of the only stage."""
 
 _COLUMNS = (128, 132, 512, 1024, 1536, 2048, 3072, 4096, 5120)
 _EPSILONS = (1e-6, 0.0)
@@ -94,7 +96,7 @@ def evidence(kernel: str, fusion: Fusion, dtype: torch.dtype, device: torch.devi
         tried += expected.numel()
         digest.update(bytes(actual.cpu().view(torch.uint8).tolist()))
     what = f"1/rms of rows of {', '.join(map(str, _COLUMNS))} elements; data {', '.join(_KINDS)}"
-    return StageResult("rstd", what, tried, False, digest.hexdigest())
+    return StageResult(WITNESS, what, tried, False, digest.hexdigest())
 
 
 def _described(x: Tensor, row: int) -> str:

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING
 from filelock import FileLock, Timeout
 
 from fusiongate.errors import BuildError, NoCompiler, ProbeFailed
+from fusiongate.platforms import available_cores
 
 from .cache import Entry, Manifest, cached_entries, disk_errors, trusted_folder
 from .child import run_child
@@ -36,7 +37,7 @@ from .targets import Target, machine_identity
 if TYPE_CHECKING:
     import tvm_ffi
 
-__all__ = ["Prebuilt", "available_cores", "find_built", "forget", "library", "prebuild"]
+__all__ = ["Prebuilt", "find_built", "forget", "library", "prebuild"]
 
 BUILD_FORMAT = 1
 """Counts up when what a library's key does not cover changes, such as how its units are put together."""
@@ -146,13 +147,6 @@ def prebuild(sources: Iterable[Source], targets: Iterable[Target]) -> Iterator[P
     # Each thread only waits for the compiling process that it started.
     with ThreadPoolExecutor(max_workers=available_cores()) as pool:
         yield from (future.result() for future in as_completed([pool.submit(_prebuild, *job) for job in jobs]))
-
-
-def available_cores() -> int:
-    """Return the number of cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _prebuild(source: Source, target: Target) -> Prebuilt:

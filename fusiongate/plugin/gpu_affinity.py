@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
+from fusiongate.platforms import available_cores
+
 from .device import require
 from .options import options
-from .worker_threads import cores
 
 __all__: list[str] = []
 
@@ -29,7 +30,8 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
     # A number in the environment was set by somebody, for pytest-xdist to read.
     if not asked.pin_gpus or os.environ.get("PYTEST_XDIST_AUTO_NUM_WORKERS"):
         return None
-    return min(asked.workers_per_gpu * len(_visible(config)), max(cores(), len(_visible(config))))
+    gpus = len(_visible(config))
+    return min(asked.workers_per_gpu * gpus, max(available_cores(), gpus))
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -20,6 +20,7 @@ pytest_plugins = (
     "fusiongate.plugin.timings",
     "fusiongate.plugin.worker_threads",
     "fusiongate.plugin.gpu_affinity",
+    "fusiongate.plugin.progress",
     "fusiongate.plugin.summary",
     "fusiongate.plugin.github",
 )

@@ -65,6 +65,7 @@ _SETTINGS: Final = (
         "N",
         "with pinned GPUs, -n auto starts so many workers a GPU (default: 8), and no more than there are cores",
     ),
+    ("progress", "switch", None, "where the output is no terminal, say every ten seconds how far the run is"),
     (
         "update-paths",
         "switch",
@@ -101,6 +102,9 @@ class Options:
 
     workers_per_gpu: int
     """How many workers ``-n auto`` starts for each pinned GPU, if there are cores for them."""
+
+    progress: bool
+    """Whether a log says how far the run is."""
 
     update_paths: bool
     """Whether path tables are recorded rather than compared."""
@@ -180,6 +184,7 @@ def _parse(config: pytest.Config) -> Options:
         snapshots=_snapshots(config),
         pin_gpus=_value(config, "pin-gpus"),
         workers_per_gpu=_workers_per_gpu(_value(config, "workers-per-gpu")),
+        progress=_value(config, "progress"),
         update_paths=_value(config, "update-paths"),
     )
     if parsed.require_fused and parsed.device == "host":

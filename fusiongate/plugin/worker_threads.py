@@ -12,22 +12,17 @@ from typing import Any, Final
 
 import pytest
 
-__all__ = ["cores"]
+from fusiongate.platforms import available_cores
+
+__all__: list[str] = []
 
 _VARIABLE: Final = "OMP_NUM_THREADS"
-
-
-def cores() -> int:
-    """Give the number of cores that this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_setupnodes(specs: Sequence[Any]) -> None:
     """Give each worker on this machine its share, before it has loaded any library that asks for it."""
-    share = max(1, cores() // len(specs))
+    share = max(1, available_cores() // len(specs))
     for spec in specs:
         if spec.popen and _VARIABLE not in os.environ:
             spec.env.setdefault(_VARIABLE, str(share))

@@ -347,11 +347,3 @@ def test_child_does_not_outlive_the_user_who_interrupts(monkeypatch: pytest.Monk
         run_child({"task": "probe"}, os.environ, 60)
     (process,) = started
     assert -signal.SIGKILL == process.returncode
-
-
-def test_cores_are_those_that_this_process_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {3, 5, 7}, raising=False)
-    monkeypatch.setattr(os, "cpu_count", lambda: 64)
-    assert 3 == load.available_cores()
-    monkeypatch.delattr(os, "sched_getaffinity")
-    assert 64 == load.available_cores()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import platform
 import subprocess
 import sys
@@ -16,7 +17,7 @@ import torch
 
 from fusiongate import platforms, switches
 from fusiongate.errors import UsageError
-from fusiongate.platforms import Environment, environment, platform_of
+from fusiongate.platforms import Environment, available_cores, environment, platform_of
 
 
 def made(**changes: Any) -> Environment:
@@ -263,3 +264,11 @@ def test_a_cpus_name_is_its_model_where_linux_tells_it(
     monkeypatch.setattr(platforms, "Path", lambda place: {"/proc/cpuinfo": cpuinfo}[place])
     monkeypatch.setattr(platform, "processor", lambda: "what Python says")
     assert expected == platforms._cpu_name.__wrapped__()
+
+
+def test_cores_are_those_that_this_process_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {3, 5, 7}, raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    assert 3 == available_cores()
+    monkeypatch.delattr(os, "sched_getaffinity")
+    assert 64 == available_cores()

@@ -19,6 +19,7 @@ import fusiongate as fg
 from fusiongate.kernels.launching import Entry
 from fusiongate.kernels.sources import source
 from fusiongate.models import ltx2
+from fusiongate.progress import track
 
 from ..models.mounts import Block, composite_norm, recording_backend, row_kernel_norm
 from .operands import DTYPES, EPS, arguments, operands
@@ -269,7 +270,8 @@ def main(names: Sequence[str] = ()) -> int:
     print(fg.environment("cuda").summary())
     findings = Findings()
     torch.set_grad_enabled(False)
-    for part in (part for part in PARTS if not names or part.__name__ in names):
+    parts = [part for part in PARTS if not names or part.__name__ in names]
+    for part in track(parts, "acceptance", [part.__name__ for part in parts]):
         print(f"-- {part.__name__}: {part.__doc__}")
         part(findings)
     print(f"{findings.failed} finding(s) do not hold" if findings.failed else "everything holds")

@@ -20,6 +20,7 @@ import torch
 
 import fusiongate as fg
 from fusiongate import presets
+from fusiongate.progress import track
 
 from .catalogue import ALL, REAL
 from .forwards import FORWARDS
@@ -73,10 +74,12 @@ def digests(
     for preset in chosen:
         if preset not in able:
             report.say(f"not run: {preset.name} ({size}): {presets.missing_for(preset, size, device)}")
-    first = list(presets.run_fresh(able, size=size, device=device))
-    report.say(f"{size}: {len(first)} presets in one process")
-    second = list(presets.run_fresh(able, size=size, device=device))
-    report.say(f"{size}: the same in another process")
+    names = [preset.name for preset in able]
+    first, second = (
+        list(track(presets.run_fresh(able, size=size, device=device), f"{size} presets, {process} process", names))
+        for process in ("first", "second")
+    )
+    report.say(f"{size}: {len(able)} presets, each in two processes")
     for preset, run, again in zip(able, first, second, strict=True):
         calls = run.fused.calls()
         fused = calls["fused (verified)"]
@@ -109,7 +112,7 @@ def forwards(report: Report, device: torch.device, seconds: float) -> None:
         fg.kernels.rms_norm_modulate,
         fg.kernels.composite_rms_norm_modulate,
     )
-    for preset in FORWARDS:
+    for preset in track(FORWARDS, "forwards", [preset.name for preset in FORWARDS]):
         missing = presets.missing_for(preset, "real", device)
         if missing is not None:
             report.say(f"not run: {preset.name}: {missing}")
@@ -132,7 +135,7 @@ def forwards(report: Report, device: torch.device, seconds: float) -> None:
 def denoising(report: Report, device: torch.device, seconds: float) -> None:
     """Time whole presets at real widths: the table that goes into a pull request."""
     lines = list(presets.HEADINGS)
-    for preset in REAL:
+    for preset in track(REAL, "denoising", [preset.name for preset in REAL]):
         if presets.missing_for(preset, "real", device) is None:
             lines += presets.time_preset(preset, size="real", device=device, seconds=seconds).markdown()
             torch.cuda.empty_cache()
