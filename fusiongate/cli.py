@@ -118,8 +118,7 @@ def timings(
     from .report.timings import markdown
     from .timing.recorded import read_run
 
-    for line in markdown(read_run(run)):
-        _say(line)
+    _console().print(markdown(read_run(run)), end="")
 
 
 @app.command()

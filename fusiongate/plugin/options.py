@@ -26,7 +26,7 @@ _MISSING: Final[Mapping[str, Missing]] = {"fail": "fail", "skip": "skip", "recor
 _WORKERS_PER_GPU: Final = 8
 """Sixteen on two H200s with 32 cores took 107 s for what thirty-two took 128 s for."""
 
-_SETTINGS: Final = (
+SETTINGS: Final = (
     # name, kind, metavar, help
     (
         "device",
@@ -154,7 +154,7 @@ def options(config: pytest.Config) -> Options:
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Declare every option together with its ini twin."""
     group = parser.getgroup("fusiongate", "fused kernels against their reference")
-    for name, kind, metavar, text in _SETTINGS:
+    for name, kind, metavar, text in SETTINGS:
         twin, told = f"fusiongate_{name.replace('-', '_')}", f"as --fusiongate-{name}: {text}"
         if kind == "switch":
             # None rather than False, so that a switch that was not given leaves the ini file its say.

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 
 from fusiongate.comparison.contracts import Ulp
-from fusiongate.errors import UsageError
 from fusiongate.gate.fusion import Fusion
 from fusiongate.gate.states import Reason
-from fusiongate.io import write_text
 from fusiongate.kernels import FUSIONS
+
+from .text import templates, write_page
 
 __all__ = ["DOMAINS", "GATE_REASONS", "REASONS", "Domain", "Explained", "page"]
 
@@ -163,119 +162,33 @@ DOMAINS = {
 }
 """Each shipped fusion's operands, by its name."""
 
-_BOUNDARIES = """\
-## Why rounding boundaries matter
-
-Eager PyTorch computes an elementwise op in fp32 and rounds its result to the tensor's dtype. In a chain of ops these
-roundings are part of the result. `x * (1 + scale) + shift` has three of them:
-
-```text
-a   = round(1 + scale)
-p   = round(x * a)
-out = round(p + shift)
-```
-
-A kernel that keeps fp32 until the end is more accurate, and wrong: it is not what the model was trained and published
-with. One element shows it, where `1 + scale` rounds to 1:
-
-```python
-import torch
-
-x, scale = torch.tensor([1.984375, 0.003]).bfloat16()
-assert (x * (1 + scale)).item() == 1.984375
-assert (x.float() * (1 + scale.float())).bfloat16().item() == 1.9921875
-```
-
-A denoising loop feeds each step's result to the next, so that one such difference ends as another picture. That is why
-"close" and "bit for bit" are two products here: what is exact may be mounted always, what is close only by
-`quality="high"`. What follows from it for a kernel:
-
-- **Each op rounds where eager rounds.** A product and the sum behind it stay two operations. In fp32, where storing
-  rounds nothing, a fused multiply-add would still take one rounding away; contraction is switched off in every build.
-- **Overflow is part of the result.** In fp16 a product can be inf although the sum behind it would be finite again;
-  a fusion gives inf there too.
-- **Zeros have signs, and NaN has a place.** `-0.0` is not `0.0`. NaN equals NaN by position: the bits of a NaN differ
-  between right implementations.
-- **A sum has an order.** RMSNorm adds up D squares, and another order of adding gives another sum. `F.rms_norm` and the
-  norm that models write out as `pow`, `mean` and `rsqrt` are two kernels in eager with two orders, and so they are two
-  fusions here. Rows that eager sums in yet another order are declined.
-- **Equal outputs are weak evidence about a sum.** A change in the last bit of `rstd` seldom crosses a rounding boundary
-  of a 16-bit output, so a wrong order can pass for thousands of rows. The norms have a witness: `rstd` itself is
-  compared, in fp32, whenever a gate looks for the first time, and in the matrix.
-- **A tolerance is measured where the error is made.** One ULP of the norm's output can be hundreds of the result, after
-  `shift` has cancelled most of it. The high variant's ULPs are those of the largest intermediate.
-- **Bit for bit is a promise about eager.** Under `torch.compile` the reference's own expression is handed to Inductor,
-  which keeps fp32 between the ops that it fuses; its results are its own. The mounted high variant stays one op there.
-
-Where a build's arithmetic differs from this machine's eager all the same, the gate finds out at first sight, and the
-reference runs. The HIP builds are compiled by `nox -s amd_compile`; whether eager on an AMD GPU adds in the order that
-they repeat is for the gate there to say.
-"""
-
 
 def page() -> str:
     """The page's text."""
-    return f"""\
-<!-- Made by `python -m fusiongate.report.contracts docs/contracts.md`; tests hold it to the registry. -->
-
-# Contracts of the kernels
-
-Every entry point is a fusion in `fusiongate.kernels`. Called on operands that it declines, it gives the result of its
-reference, the eager chain; `op.explain(*args)` tells the reason and runs nothing.
-
-| entry point | back end | contract | applies to | declines |
-|---|---|---|---|---|
-{chr(10).join(map(_row, FUSIONS))}
-
-{_BOUNDARIES}
-## What the entry points are held against
-
-{chr(10).join(f"- `{op.name}`: {_first_line(op.reference)}" for op in FUSIONS)}
-{chr(10).join(_scales())}
-
-## Why a call is declined
-
-{chr(10).join(f"- **{reason}**: {meaning}." for reason, meaning in REASONS.items())}
-
-The host build of an entry point, `.host`, is for machines without a GPU. It gives the same reasons but `cpu`, and the
-norms among them are held against an emulation of the GPU's order, which eager on a CPU does not have.
-
-## Why the gate chose a path
-
-`op.counters` counts each call under its path and one reason: one that the fusion declines with, or one of the gate's
-own, `fusiongate.Reason`. Only `verified` is the kernel's result; with every other reason it is the reference's.
-
-| reason | what happened | what you can do |
-|---|---|---|
-{chr(10).join(f"| `{reason}` | {told.happened} | {told.remedy} |" for reason, told in GATE_REASONS.items())}
-"""
+    scales = [op.contract.scale for op in FUSIONS if isinstance(op.contract, Ulp) and op.contract.scale is not None]
+    return (
+        templates(html=False)
+        .get_template("contracts.md.j2")
+        .render(
+            entry_points=[_cells(op) for op in FUSIONS],
+            references=[(op.name, _first_line(op.reference)) for op in FUSIONS],
+            scales=[(scale.__name__, _first_line(scale)) for scale in scales],
+            reasons=REASONS,
+            gate_reasons=GATE_REASONS,
+        )
+    )
 
 
-def _row(op: Fusion) -> str:
+def _cells(op: Fusion) -> tuple[str, ...]:
     domain = DOMAINS[op.name]
     quality = "; only at `quality=high`" if isinstance(op.contract, Ulp) else ""
     back_ends = "CUDA, HIP" if op.host is None else "CUDA, HIP, host"
-    cells = (f"`{op.name}`", back_ends, f"{op.contract}{quality}", str(domain), ", ".join(domain.reasons))
-    return f"| {' | '.join(cells)} |"
-
-
-def _scales() -> list[str]:
-    contracts = [op.contract for op in FUSIONS if isinstance(op.contract, Ulp)]
-    return [f"- `{one.scale.__name__}`: {_first_line(one.scale)}" for one in contracts if one.scale is not None]
+    return f"`{op.name}`", back_ends, f"{op.contract}{quality}", str(domain), ", ".join(domain.reasons)
 
 
 def _first_line(documented: object) -> str:
     return (documented.__doc__ or "").splitlines()[0].replace("``", "`")
 
 
-def _write(arguments: list[str]) -> None:
-    if len(arguments) != 1:
-        raise UsageError("expected one argument, the file to write: docs/contracts.md")
-    write_text(Path(arguments[0]), page())
-
-
 if __name__ == "__main__":
-    try:
-        _write(sys.argv[1:])
-    except (UsageError, OSError) as error:
-        sys.exit(f"fusiongate.report.contracts: {error}")
+    sys.exit(write_page(page, "fusiongate.report.contracts", "docs/contracts.md"))

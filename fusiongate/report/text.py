@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import functools
+import sys
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from fusiongate import io
+from fusiongate.errors import FusiongateError
+from fusiongate.io import write_text
 
-__all__ = ["marked", "template_text", "templates", "visible"]
+__all__ = ["marked", "template_text", "templates", "visible", "write_page"]
 
 
 def visible(value: Any) -> Any:
@@ -42,3 +47,25 @@ def template_text(name: str) -> Markup:
     environment = templates(html=True)
     assert environment.loader is not None
     return Markup(environment.loader.get_source(environment, name)[0])
+
+
+def write_page(page: Callable[[], str], module: str, usual: str) -> int | str:
+    """Write a generated page to the file that the command line names; what `sys.exit` takes.
+
+    Parameters
+    ----------
+    page
+        Makes its text.
+    module
+        The module that is run, for the error.
+    usual
+        Where the repository keeps the page.
+    """
+    arguments = sys.argv[1:]
+    if len(arguments) != 1:
+        return f"{module}: expected one argument, the file to write: {usual}"
+    try:
+        write_text(Path(arguments[0]), page())
+    except (FusiongateError, OSError) as error:
+        return f"{module}: {error}"
+    return 0

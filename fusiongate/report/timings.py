@@ -3,39 +3,52 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 from fusiongate.platforms import Environment
 from fusiongate.timing.recorded import RecordedRow, Run
+
+from .text import templates
 
 __all__ = ["markdown"]
 
 _KERNEL = "kernel"
 
 
-def markdown(run: Run) -> Iterator[str]:
-    """The lines of the table: one row a case, one column an arm, in the order of the run; times in µs.
+def markdown(run: Run) -> str:
+    """The table: one row a case, one column an arm, in the order of the run; times in µs.
 
     Parameters
     ----------
     run
         A recorded run, see :func:`fusiongate.timing.recorded.read_run`.
     """
-    for machine in run.machines:
-        yield f"Measured on {Environment.from_json(machine['environment']).summary()}."
-    sources = sorted({row.sources[:12] for row in run.rows.values() if row.sources})
-    if sources:
-        yield f"Kernel sources: {', '.join(sources)}."
-    yield ""
     arms = list(dict.fromkeys(row.arm for row in run.rows.values()))
-    yield f"| case | {' | '.join(f'{arm} µs' for arm in arms)} | of the copy's bandwidth | kernel to its reference |"
-    yield f"| --- |{' ---: |' * (len(arms) + 1)} --- |"
     cases: dict[str, dict[str, RecordedRow]] = defaultdict(dict)
     for row in run.rows.values():
         cases[row.case][row.arm] = row
-    for case, rows in cases.items():
-        times = (f"{rows[arm].median_s.value * 1e6:.2f}" if arm in rows else "–" for arm in arms)
-        yield f"| `{case}` | {' | '.join(times)} | {' | '.join(_of_kernel(rows))} |"
+    rows = [
+        (
+            case,
+            *(f"{by_arm[arm].median_s.value * 1e6:.2f}" if arm in by_arm else "–" for arm in arms),
+            *_of_kernel(by_arm),
+        )
+        for case, by_arm in cases.items()
+    ]
+    return (
+        templates(html=False)
+        .get_template("timings.md.j2")
+        .render(
+            environments=[Environment.from_json(machine["environment"]).summary() for machine in run.machines],
+            sources=sorted({row.sources[:12] for row in run.rows.values() if row.sources}),
+            arms=arms,
+            rows=rows,
+        )
+    )
+
+
+def _time(row: RecordedRow | None) -> str:
+    return "–" if row is None else f"{row.median_s.value * 1e6:.2f}"
 
 
 def _of_kernel(rows: Mapping[str, RecordedRow]) -> tuple[str, str]:

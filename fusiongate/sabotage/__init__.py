@@ -7,7 +7,7 @@ from .compiled import COMPILED, built
 from .detecting import Catch, Stage, caught, looked_at
 from .registry import GENERIC, SABOTEURS, saboteur
 from .saboteurs import Detector, Saboteur
-from .tables import Outcome, markdown, summary, table
+from .tables import Outcome, summary, table
 
 __all__ = [
     "COMPILED",
@@ -21,7 +21,6 @@ __all__ = [
     "built",
     "caught",
     "looked_at",
-    "markdown",
     "saboteur",
     "summary",
     "table",

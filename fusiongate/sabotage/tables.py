@@ -7,7 +7,7 @@ from enum import StrEnum
 
 from .saboteurs import Detector, Saboteur
 
-__all__ = ["Outcome", "markdown", "summary", "table"]
+__all__ = ["Outcome", "summary", "table"]
 
 
 class Outcome(StrEnum):
@@ -62,15 +62,3 @@ def summary(saboteurs: Iterable[Saboteur], outcomes: Outcomes) -> tuple[dict[str
         ran += 1
         caught += results == {Outcome.CAUGHT}
     return not_run, caught, ran
-
-
-def markdown(saboteurs: Iterable[Saboteur]) -> str:
-    """What there is, as a page: generated, so that it cannot drift from the registry."""
-    lines = ["| saboteur | kind | what it does wrong | shown on | who has to catch it |", "|---|---|---|---|---|"]
-    for one in saboteurs:
-        where = f"`{one.kernel}`, cell `{one.cell}`"
-        if missing := one.missing(0):
-            where += f"; {missing}"
-        detectors = ", ".join(one.detectors)
-        lines.append(f"| `{one.name}` | {one.kind} | {one.story} | {where} | {detectors} |")
-    return "\n".join(lines)

@@ -13,6 +13,7 @@ from torch import Tensor
 from fusiongate.errors import UsageError
 from fusiongate.gate.fusion import Fusion
 from fusiongate.kernels import modulate
+from fusiongate.report.sabotage import page
 from fusiongate.sabotage import (
     COMPILED,
     GENERIC,
@@ -26,7 +27,6 @@ from fusiongate.sabotage import (
     summary,
     table,
 )
-from fusiongate.sabotage.page import _write, page
 from fusiongate.sabotage.saboteurs import declared
 
 from .projects import Project
@@ -159,14 +159,7 @@ def test_what_is_declared_and_was_not_looked_at_counts_as_missed() -> None:
 
 def test_the_page_is_the_registrys() -> None:
     written = (CHECKOUT / "docs" / "sabotage.md").read_text(encoding="utf-8")
-    assert page() == written, "run python -m fusiongate.sabotage.page docs/sabotage.md"
-
-
-def test_the_page_is_written_where_it_is_told(tmp_path: Path) -> None:
-    _write([str(tmp_path / "page.md")])
-    assert page() == (tmp_path / "page.md").read_text(encoding="utf-8")
-    with pytest.raises(UsageError, match="expected one argument, the file to write"):
-        _write([])
+    assert page() == written, "run python -m fusiongate.report.sabotage docs/sabotage.md"
 
 
 def test_every_saboteur_declares_somebody() -> None:
