@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from scipy.stats import binomtest
 from torch import Tensor
 
 import fusiongate as fg
@@ -267,6 +266,9 @@ def _wrong_about_the_same(same: dict[str, Any], plan: Plan) -> list[str]:
     number = same["trials"]
     if number < plan.same_trials:
         return [f"the same kernel twice: {number} trials fitted the time, wanted {plan.same_trials}"]
+    # Here: most who import this ask for its naive loops alone.
+    from scipy.stats import binomtest
+
     wrong = []
     false = same["slower"] + same["faster"]
     bound = binomtest(false, number, alternative="less").proportion_ci(0.95).high
