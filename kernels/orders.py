@@ -67,8 +67,9 @@ def _vectors(x: Tensor, lanes: int) -> Tensor:
     """(..., D) as (rows, steps, lanes, 4) in fp32: lane l's vectors, one a step; zeros fill the last step."""
     rows = x.reshape(-1, x.shape[-1]).float()
     # Not by `pad`: Inductor repeats a padded read wherever it is used, and makes megabytes of C++ of one row's order.
-    zeros = rows.new_zeros(len(rows), -rows.shape[-1] % (lanes * _VECTOR))
-    return torch.cat((rows, zeros), -1).reshape(len(rows), -1, lanes, _VECTOR)
+    width = lanes * _VECTOR
+    full = torch.cat((rows, rows.new_zeros(len(rows), -rows.shape[-1] % width)), -1)
+    return full.reshape(len(rows), full.shape[-1] // width, lanes, _VECTOR)
 
 
 def row_kernel_rstd(x: Tensor, eps: float) -> Tensor:

@@ -91,6 +91,11 @@ def test_a_statistic_is_right_to_a_few_ulps(rstd: object, columns: int) -> None:
     assert float(((actual.double() - exact) / exact).abs().max()) < 4 * 2**-23
 
 
+@pytest.mark.parametrize("rstd", [row_kernel_rstd, composite_rstd])
+def test_no_rows_have_no_statistics(rstd: object) -> None:
+    assert (0,) == rstd(torch.empty(0, 5, 512), 1e-6).shape  # type: ignore[operator]
+
+
 @pytest.mark.parametrize("eps", [1e-6, 0.0])
 @pytest.mark.parametrize("rstd", [row_kernel_rstd, composite_rstd])
 def test_rows_of_zeros_and_subnormals_have_the_statistic_of_their_mean_square(rstd: object, eps: float) -> None:
