@@ -1,6 +1,6 @@
 """Sites in other people's models: found in the syntax trees of their sources, and rewired with gates for a while."""
 
-from .found import FoundSite, Scan, scan
-from .mounting import RewiredSite, RewireReport, rewired
+from .listing import FoundSite, Scan, scan
+from .rewire import RewiredSite, RewireReport, rewired
 
 __all__ = ["FoundSite", "RewireReport", "RewiredSite", "Scan", "rewired", "scan"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -39,10 +40,24 @@ def named_target(words: str) -> Any:
 
 
 def _file(path: Path) -> Any:
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    if spec is None or spec.loader is None:
-        raise ImportError("it is no Python file")
-    module = importlib.util.module_from_spec(spec)
-    # Sources are found by way of the functions, so that nothing needs the module's entry in sys.modules afterwards.
-    spec.loader.exec_module(module)
-    return module
+    """A file's module, which may import its neighbours as it may where it is run, or its package's."""
+    path = path.resolve()
+    folder, names = path.parent, [path.stem]
+    while (folder / "__init__.py").exists():
+        folder, names = folder.parent, [folder.name, *names]
+    sys.path.insert(0, str(folder))
+    try:
+        if len(names) > 1:
+            module = importlib.import_module(".".join(names))
+            if getattr(module, "__file__", None) != str(path):
+                raise ImportError(f"the name {'.'.join(names)} is another module's: {module.__file__}")
+            return module
+        spec = importlib.util.spec_from_file_location(path.stem, path)
+        if spec is None or spec.loader is None:
+            raise ImportError("it is no Python file")
+        module = importlib.util.module_from_spec(spec)
+        # Sources are found by way of the functions, so that nothing needs its entry in sys.modules afterwards.
+        spec.loader.exec_module(module)
+        return module
+    finally:
+        sys.path.remove(str(folder))

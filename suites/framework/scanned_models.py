@@ -15,7 +15,6 @@ __all__ = [
     "LEFT_ALONE",
     "NOT_MOUNTABLE",
     "CompositeNorm",
-    "CountedNorm",
     "Layered",
     "ReadTwice",
     "inputs",
@@ -43,23 +42,6 @@ class CompositeNorm(nn.Module):
         variance = x.to(torch.float32).pow(2).mean(-1, keepdim=True)
         y = (x * torch.rsqrt(variance + self.eps)).to(x.dtype)
         return y if self.weight is None else y * self.weight
-
-
-class CountedNorm(CompositeNorm):
-    """One that counts its calls; copies count along."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.counts: list[int] = []
-
-    @property
-    def calls(self) -> int:
-        return len(self.counts)
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.counts.append(1)
-        variance = x.float().square().mean(-1, keepdim=True)
-        return (x * torch.rsqrt(variance + self.eps)).to(x.dtype)
 
 
 class Plain(nn.Module):
@@ -106,13 +88,11 @@ class OverStatements(nn.Module):
 
 
 class SharedSum(nn.Module):
-    """One ``1 + scale`` for two chains and one more reader, so that it has to be kept."""
+    """One ``1 + scale`` for a chain and one more reader, so that it has to be kept."""
 
     def forward(self, x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
         scale = 1.0 + scale[:, None]
-        first = x * scale + shift[:, None]
-        second = first * scale + shift[:, None]
-        return second * scale
+        return (x * scale + shift[:, None]) * scale
 
 
 class Branches(nn.Module):
@@ -248,7 +228,7 @@ class Layered(nn.Module):
 
 
 FORMS: tuple[type[nn.Module], ...] = (
-    *(Plain, FloatOne, Reversed, IndexedSum, ViewedSum, OverLines, OverStatements, SharedSum, Branches),
+    *(Plain, FloatOne, Reversed, IndexedSum, ViewedSum, OverLines, OverStatements, Branches, WithSuper),
     *(InComprehension, InMethod, InHelper, Decorated, Inherited, InFp32, Normed, NormedBefore, NormedAndSplit),
     ReadTwice,
 )
@@ -310,13 +290,13 @@ class ScaleAlone(nn.Module):
 
 NOT_MOUNTABLE: dict[type[nn.Module], str] = {
     InPlace: "it writes in place",
-    ProductReadTwice: "its product is read elsewhere too",
-    WrittenBetween: "may write to its operands",
-    InNestedFunction: "it stands in a function inside the function",
-    InLambda: "it stands in a function inside the function",
+    SharedSum: "reads `scale` of line",
+    ProductReadTwice: "reads `product` of line",
+    WrittenBetween: "`x.zero_()` stands in between; move it out of lines",
+    InNestedFunction: "the chain stands in a function inside the function; make that a method",
+    InLambda: "the chain stands in a function inside the function; make that a method",
     Static: "it is no method of the instance",
     ScaleAlone: "a scale without a shift",
-    WithSuper: "only called through super()",
 }
 """Modules with a chain that no gate can stand at, and a part of the reason."""
 

@@ -1,11 +1,11 @@
-"""Scanning: the adaLN sites of a model, a class or a Python module, without running anything."""
+"""Scanning: the sites of a model, a class or a Python module, without running anything."""
 
 from __future__ import annotations
 
 import ast
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any, overload
@@ -16,15 +16,18 @@ from fusiongate.errors import UsageError
 from fusiongate.io import counted
 
 from .bodies import Body, bodies_of, body_of
-from .links import Chain
+from .chains import Chain, path_of
+from .kinds import KINDS
 from .norms import FoldableNorm, recognise
+from .purity import unreadable
+from .sources import NoSource
 
-__all__ = ["FoundSite", "Scan", "norm_in", "scan"]
+__all__ = ["FoundSite", "Scan", "describe", "norm_in", "scan"]
 
 
 @dataclass(frozen=True, slots=True)
 class FoundSite:
-    """One adaLN chain in somebody's source."""
+    """One chain in somebody's source."""
 
     file: Path
     """The source file."""
@@ -64,6 +67,8 @@ class Scan(Sequence[FoundSite]):
 
     sites: tuple[FoundSite, ...]
     """The sites."""
+    unsearched: tuple[str, ...] = ()
+    """The functions that could not be searched, each with the reason."""
 
     @overload
     def __getitem__(self, index: int) -> FoundSite: ...
@@ -75,7 +80,7 @@ class Scan(Sequence[FoundSite]):
 
     def to_json(self) -> str:
         """The sites as a JSON array of objects."""
-        return json.dumps([_to_json(site) for site in self.sites], indent=2, ensure_ascii=False)
+        return json.dumps([{**asdict(s), "file": str(s.file)} for s in self.sites], indent=2, ensure_ascii=False)
 
     def __len__(self) -> int:
         return len(self.sites)
@@ -83,16 +88,11 @@ class Scan(Sequence[FoundSite]):
     def __str__(self) -> str:
         mountable = sum(site.reason is None for site in self.sites)
         lines = [f"{counted(len(self.sites), 'site')}; a gate can stand at {mountable}"]
-        return "\n".join([*lines, *map(str, self.sites)])
-
-
-def _to_json(site: FoundSite) -> dict[str, Any]:
-    fields = {name: getattr(site, name) for name in FoundSite.__slots__}
-    return {**fields, "file": str(site.file), "modules": list(site.modules)}
+        return "\n".join([*lines, *map(str, self.sites), *self.unsearched])
 
 
 def scan(obj: nn.Module | type | ModuleType | Callable[..., Any]) -> Scan:
-    """Find the adaLN chains ``a * (1 + b) + c`` in somebody else's source.
+    """Find the chains that kernels repeat in somebody else's source.
 
     Parameters
     ----------
@@ -105,79 +105,91 @@ def scan(obj: nn.Module | type | ModuleType | Callable[..., Any]) -> Scan:
     UsageError
         If it is none of these.
     """
-    found: dict[tuple[Any, ...], FoundSite] = {}
+    found: dict[FoundSite, tuple[str, ...]] = {}
+    unsearched: dict[str, None] = {}
     for site in _sites(obj):
-        key = (site.file, site.line, site.expression, site.kind, site.norm_note, site.reason)
-        known = found.get(key)
-        modules = (*(known.modules if known else ()), *site.modules)
-        found[key] = _with_modules(site, modules)
-    return Scan(tuple(sorted(found.values(), key=lambda site: (str(site.file), site.line))))
+        if isinstance(site, str):
+            unsearched[site] = None
+        else:
+            alone = replace(site, modules=())
+            found[alone] = (*found.get(alone, ()), *site.modules)
+    sites = sorted(found, key=lambda site: (str(site.file), site.line))
+    return Scan(tuple(replace(site, modules=found[site]) for site in sites), tuple(unsearched))
 
 
-def _with_modules(site: FoundSite, modules: tuple[str, ...]) -> FoundSite:
-    fields = {name: getattr(site, name) for name in FoundSite.__slots__}
-    return FoundSite(**{**fields, "modules": modules})
-
-
-def _sites(obj: object) -> Iterator[FoundSite]:
+def _sites(obj: object) -> Iterator[FoundSite | str]:
     if isinstance(obj, nn.Module):
         for path, module in obj.named_modules():
-            for body in bodies_of(type(module)):
-                for holder, chain in body.chains():
-                    yield describe(body, holder, chain, module, path)
+            yield from _sites_of_class(type(module), module, path)
     elif isinstance(obj, type):
-        for body in bodies_of(obj):
-            yield from (describe(body, holder, chain) for holder, chain in body.chains())
+        yield from _sites_of_class(obj)
     elif isinstance(obj, ModuleType):
         for value in vars(obj).values():
             if isinstance(value, type | FunctionType) and value.__module__ == obj.__name__:
                 yield from _sites(value)
     elif isinstance(obj, FunctionType):
-        own = body_of(obj, obj.__name__)
-        if own is not None:
-            yield from (describe(own, holder, chain) for holder, chain in own.chains())
+        try:
+            body = body_of(obj, method=False)
+        except NoSource as error:
+            yield f"{obj.__qualname__} was not searched: {error}"
+        else:
+            for holder, chain, reason in () if body is None else body.all_chains():
+                yield describe(holder, chain, reason)
     else:
         raise UsageError(f"scan({obj!r}): expected an nn.Module, a class, a function or a Python module")
 
 
-def describe(body: Body, holder: Body, chain: Chain, module: nn.Module | None = None, path: str = "") -> FoundSite:
-    """A chain as it is reported; ``module`` is the one that runs it, ``path`` its place in the model."""
-    norm, kind = chain.norm, chain.kind
-    note = norm.obstacle if norm is not None else None
-    if norm is not None and chain.kind == "modulate" and chain.reason is None:
-        known = norm_in(module, chain)
-        if isinstance(known, FoldableNorm):
-            kind = known.kind
+def _sites_of_class(cls: type, module: nn.Module | None = None, path: str = "") -> Iterator[FoundSite | str]:
+    for body in bodies_of(cls):
+        if isinstance(body, str):
+            yield body
         else:
+            for holder, chain, reason in body.all_chains():
+                yield describe(holder, chain, reason, module, path)
+
+
+def describe(
+    holder: Body, chain: Chain, reason: str | None, module: nn.Module | None = None, path: str = ""
+) -> FoundSite:
+    """A chain as it is reported; ``module`` is the one that runs it, ``path`` its place in the model."""
+    kind, note = chain.kind, None
+    if module is not None:
+        reason = reason or unreadable(type(module), chain.reads)
+    if chain.norm is not None:
+        known = norm_in(holder, module, chain)
+        if isinstance(known, str):
             note = known
-    elif norm is not None and chain.kind != "modulate":
-        note = f"no kernel folds a norm into {chain.kind}"
+        elif reason is None:
+            kind = f"{known.family}_{chain.kind}"
     return FoundSite(
         file=holder.source.file,
         line=chain.line,
-        function=holder.where,
+        function=holder.source.function.__qualname__,
         expression=ast.unparse(chain.root),
         kind=kind,
-        norm=norm.text if norm is not None else None,
+        norm=chain.norm.text if chain.norm is not None else None,
         norm_note=note,
-        reason=chain.reason or holder.obstacle or body.obstacle,
+        reason=reason,
         modules=() if module is None else (path or type(module).__name__,),
     )
 
 
-def norm_in(module: nn.Module | None, chain: Chain) -> FoldableNorm | str:
+def norm_in(holder: Body, module: nn.Module | None, chain: Chain) -> FoldableNorm | str:
     """The norm that a module's chain can take in, or why it cannot."""
     norm = chain.norm
     assert norm is not None
-    if norm.obstacle is not None:
-        return norm.obstacle
-    if norm.path is None:
-        return "it is a function, which may be called with anything"
+    if not any(kind.endswith(f"norm_{chain.kind}") for kind in KINDS):
+        return f"no kernel folds a norm into {chain.kind}"
+    if norm.reason is not None:
+        return norm.reason
     if module is None:
         return "which norm it is, only a model can tell"
-    found: Any = module
-    for name in norm.path:
+    arguments = holder.source.node.args
+    path = path_of(norm.call.func, next(a.arg for a in (*arguments.posonlyargs, *arguments.args)))
+    found: object = module
+    for name in path or ():
         found = getattr(found, name, None)
-    if not isinstance(found, nn.Module):
-        return f"{norm.text} is no module"
-    return recognise(found)
+    known = unreadable(type(module), norm.reads) or recognise(found)
+    if isinstance(known, FoldableNorm) and f"{known.family}_{chain.kind}" not in KINDS:
+        return f"no kernel folds a {known.family} into {chain.kind}"
+    return known
