@@ -8,9 +8,16 @@ import json
 import os
 import secrets
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
-__all__ = ["counted", "link", "obstacle", "one_line", "parse_json", "read_bytes", "visible", "write_text"]
+import msgspec
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+__all__ = ["counted", "link", "obstacle", "one_line", "parse_json", "read_bytes", "shaped", "visible", "write_text"]
+
+Shape = TypeVar("Shape", bound="DataclassInstance")
 
 
 def read_bytes(path: Path) -> bytes:
@@ -38,6 +45,33 @@ def parse_json(text: str | bytes) -> Any:
         return json.loads(text)
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
+
+
+def shaped(record: object, kind: type[Shape], *, closed: bool = False) -> Shape:
+    """Return a record of JSON's own types as an object of a dataclass, in which every field is of its declared type.
+
+    Parameters
+    ----------
+    record
+        What :func:`parse_json` gave, or a part of it.
+    kind
+        The dataclass. Its fields may be dataclasses too; they are checked alike.
+    closed
+        Refuse fields that the dataclass does not have.
+
+    Raises
+    ------
+    ValueError
+        A field is missing, is unknown, or is something else than was expected; the message says where.
+    """
+    try:
+        shape = msgspec.convert(record, kind)
+    except msgspec.ValidationError as error:
+        raise ValueError(str(error)) from error
+    unknown = sorted(record.keys() - kind.__dataclass_fields__.keys()) if closed and isinstance(record, dict) else ()
+    if unknown:
+        raise ValueError(f"Object contains unknown field `{unknown[0]}`")
+    return shape
 
 
 def obstacle(folder: Path, *, to_write: bool = True) -> str | None:

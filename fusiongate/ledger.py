@@ -6,6 +6,7 @@ was observed in; the environment itself stands once a run, in a row of kind ``ru
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import logging
@@ -17,7 +18,7 @@ from types import TracebackType
 from typing import Any, BinaryIO, Self
 
 from .errors import LedgerError
-from .io import parse_json, read_bytes
+from .io import parse_json, read_bytes, shaped
 
 __all__ = ["KINDS", "SCHEMA", "Ledger", "Row", "Writer", "environment_key", "read"]
 
@@ -26,15 +27,6 @@ SCHEMA = 1
 
 KINDS = ("run", "cell", "digest", "timing")
 """What a row may be: an environment of a run, a cell of the matrix, a preset's digests, or a timing."""
-
-_FIELDS: Mapping[str, type] = {
-    "schema": int,
-    "run": str,
-    "kind": str,
-    "subject": str,
-    "environment": str,
-    "payload": dict,
-}
 
 _BEGINNING = b'{"schema":'
 """How every row begins."""
@@ -45,6 +37,9 @@ _logger = logging.getLogger("fusiongate")
 @dataclass(frozen=True, slots=True)
 class Row:
     """One observation."""
+
+    schema: int
+    """The version of this layout."""
 
     run: str
     """The run's id; the same in every row of one pytest session, whichever worker made it."""
@@ -61,9 +56,6 @@ class Row:
     payload: Mapping[str, Any]
     """The observation itself, of JSON's own types; finite numbers only."""
 
-    schema: int = SCHEMA
-    """The version of this layout."""
-
     def to_json(self) -> str:
         """Give the row as one line of JSON, without its end of line.
 
@@ -72,7 +64,7 @@ class Row:
         LedgerError
             The payload holds something that JSON has no form for.
         """
-        fields = {name: getattr(self, name) for name in _FIELDS}
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         try:
             return json.dumps(fields, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
         except (TypeError, ValueError) as error:
@@ -99,10 +91,6 @@ class Ledger:
     def environments(self) -> dict[str, Mapping[str, Any]]:
         """The payload of each environment by its key."""
         return {row.environment: row.payload for row in self.rows if row.kind == "run"}
-
-    def of_kind(self, kind: str) -> tuple[Row, ...]:
-        """Give the rows of one kind, in the order of writing."""
-        return tuple(row for row in self.rows if row.kind == kind)
 
 
 class Writer:
@@ -135,7 +123,7 @@ class Writer:
         LedgerError
             The row has no form in JSON, or the file could not be written.
         """
-        row = Row(run=self.run, kind=kind, subject=subject, environment=environment, payload=payload)
+        row = Row(schema=SCHEMA, run=self.run, kind=kind, subject=subject, environment=environment, payload=payload)
         line = row.to_json().encode() + b"\n"
         try:
             if self._stream is None:
@@ -235,21 +223,17 @@ def _parse(path: Path, number: int, line: bytes) -> Row:
         fields = parse_json(line)
     except ValueError as error:
         raise LedgerError(f"{where}: not JSON: {error}") from error
-    if not isinstance(fields, dict):
-        raise LedgerError(f"{where}: expected a JSON object, got {type(fields).__name__}")
-    if fields.get("schema", SCHEMA) != SCHEMA:
+    schema = fields.get("schema", SCHEMA) if isinstance(fields, dict) else SCHEMA
+    if schema != SCHEMA:
         raise LedgerError(
-            f"{where}: schema {fields['schema']!r} is not known: expected {SCHEMA}; "
+            f"{where}: schema {schema!r} is not known: expected {SCHEMA}; "
             f"read this ledger with the version of fusiongate that wrote it"
         )
-    for name, kind in _FIELDS.items():
-        if name not in fields:
-            raise LedgerError(f"{where}: no {name!r}: expected the fields {', '.join(_FIELDS)}")
-        if type(fields[name]) is not kind:
-            raise LedgerError(f"{where}: {name!r} is of type {type(fields[name]).__name__}: expected {kind.__name__}")
-    unknown = sorted(fields.keys() - _FIELDS.keys())
-    if unknown:
-        raise LedgerError(f"{where}: unknown field {unknown[0]!r}: expected only {', '.join(_FIELDS)}")
-    if fields["kind"] not in KINDS:
-        raise LedgerError(f"{where}: unknown kind {fields['kind']!r}: expected one of {', '.join(KINDS)}")
-    return Row(**fields)
+    try:
+        row = shaped(fields, Row, closed=True)
+    except ValueError as error:
+        names = ", ".join(field.name for field in dataclasses.fields(Row))
+        raise LedgerError(f"{where}: {error}; expected the fields {names}") from error
+    if row.kind not in KINDS:
+        raise LedgerError(f"{where}: unknown kind {row.kind!r}: expected one of {', '.join(KINDS)}")
+    return row

@@ -20,7 +20,7 @@ from pathlib import Path
 import platformdirs
 
 from fusiongate.errors import BuildError
-from fusiongate.io import parse_json, read_bytes
+from fusiongate.io import parse_json, read_bytes, shaped
 
 from .permissions import exposed_entry, exposed_way, is_own, writable_by_others
 
@@ -85,9 +85,8 @@ class Entry:
     def manifest(self) -> Manifest | None:
         """Return what is written beside the library, or None when nothing readable is."""
         try:
-            told = parse_json(read_bytes(self.folder / "manifest.json"))
-            return Manifest(**{**told, "flags": tuple(told["flags"])})
-        except (OSError, ValueError, TypeError, KeyError):
+            return shaped(parse_json(read_bytes(self.folder / "manifest.json")), Manifest)
+        except (OSError, ValueError):
             return None
 
     def exposed(self) -> str | None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fusiongate.errors import SnapshotError, UsageError
-from fusiongate.io import parse_json, read_bytes, write_text
+from fusiongate.io import parse_json, read_bytes, shaped, write_text
 
 from .cells import CellResult
 
@@ -76,11 +76,9 @@ class PathTable:
         except OSError as error:
             raise SnapshotError(f"{path}: the path table cannot be read: {error.strerror}") from error
         try:
-            data = parse_json(content)
-            paths = {cell: (taken, reason) for cell, (taken, reason) in data["paths"].items()}
-            return cls(data["subject"], data["sources"], paths)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise SnapshotError(f"{path}: the path table is damaged ({error!r}); {_RECORD}") from error
+            return shaped(parse_json(content), cls, closed=True)
+        except ValueError as error:
+            raise SnapshotError(f"{path}: the path table is damaged ({error}); {_RECORD}") from error
 
     def save(self, path: Path) -> None:
         """Write the table whole or not at all, one cell a line and sorted, so that a change reads well in a diff.

@@ -98,6 +98,10 @@ class Project:
         """The ledger of the latest run."""
         return ledger.read(self.path / ".fusiongate" / "latest.jsonl")
 
+    def rows(self, kind: str) -> tuple[ledger.Row, ...]:
+        """The rows of one kind in the ledger of the latest run."""
+        return tuple(row for row in self.ledger.rows if row.kind == kind)
+
     @staticmethod
     def summary(result: pytest.RunResult) -> list[str]:
         """The lines of fusiongate's section in the terminal summary; empty when there is none."""

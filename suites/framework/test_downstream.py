@@ -123,7 +123,7 @@ def test_a_missing_rounding_is_named_and_another_fault_is_not_blamed_on_one(
     fault = f"{copy_out(project, recipe, UNRELATED[recipe], 'fault')}[base]"
     result = run_from_the_wheel(rounding, fault)
     assert result.parseoutcomes() == {"failed": 2}
-    told = {row.payload["test"]: row.payload["message"] for row in project.ledger.of_kind("cell")}
+    told = {row.payload["test"]: row.payload["message"] for row in project.rows("cell")}
     hints = [line.partition("hint: ")[2] for line in told[rounding].splitlines() if "hint: " in line]
     assert hints
     assert all(line.startswith(hint) for line in hints)

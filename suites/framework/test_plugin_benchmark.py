@@ -94,7 +94,7 @@ def test_the_ratio_stands_in_the_summary_and_the_rows_in_the_ledger(timed: Proje
             r"  kernel \w+: [\d.]+ of eager",
         ]
     )
-    assert 3 == len(timed.ledger.of_kind("timing"))
+    assert 3 == len(timed.rows("timing"))
 
 
 def test_the_machine_info_holds_gpu_and_stack_and_nothing_of_the_host(timed: Project) -> None:

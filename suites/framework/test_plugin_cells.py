@@ -47,7 +47,7 @@ def test_what_comes_of_a_cell_is_recorded(project: Project, arguments: tuple[str
         "  fused      verified     3",
         "  reference  mixed-dtype  1",
     ]
-    rows = {row.payload["id"]: row for row in project.ledger.of_kind("cell")}
+    rows = {row.payload["id"]: row for row in project.rows("cell")}
     assert sorted(rows) == ["base", "fp16", "mixed", "strided-unbind-4d"]
     base = rows["base"]
     assert base.subject == "toy"
@@ -74,7 +74,7 @@ def test_a_red_cell_tells_its_story_at_the_test_s_own_line(project: Project) -> 
     result.assert_outcomes(failed=1)
     assert "CellFailure: toy[base], call " in result.stdout.str()
     assert not [line for line in result.outlines if "cells.py" in line or "check.py" in line]
-    (row,) = project.ledger.of_kind("cell")
+    (row,) = project.rows("cell")
     assert row.payload["outcome"] == "red"
     assert row.payload["launches"] is None
     assert row.payload["reason"] == row.payload["message"].splitlines()[0]
@@ -85,7 +85,7 @@ def test_a_kernel_that_raises_is_red(project: Project) -> None:
     toys.prepare(project, kernel="missing")
     result = project.run(HOST, *GREEN[:1])
     result.assert_outcomes(failed=1)
-    assert project.ledger.of_kind("cell")[0].payload["outcome"] == "red"
+    assert project.rows("cell")[0].payload["outcome"] == "red"
 
 
 def test_a_cell_that_this_machine_cannot_run_is_skipped_by_name(project: Project) -> None:
@@ -141,7 +141,7 @@ def test_several_markers_are_told_apart_by_their_subjects(project: Project) -> N
         ),
     )
     project.run(HOST, f"{TOY}[toy-base]", f"{TOY}[twin-base]").assert_outcomes(passed=2)
-    assert sorted(row.subject for row in project.ledger.of_kind("cell")) == ["toy", "twin"]
+    assert sorted(row.subject for row in project.rows("cell")) == ["toy", "twin"]
 
 
 def test_a_project_s_own_device_fixture_multiplies_only_what_asks_for_it(project: Project) -> None:

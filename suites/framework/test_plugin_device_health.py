@@ -83,7 +83,7 @@ def test_the_run_stops_at_the_cell_and_names_cell_device_and_error(fatal: Projec
 
 def test_what_is_known_by_then_is_in_the_ledger(fatal: Project) -> None:
     fatal.run(HOST, BASE, MIXED, LATER)
-    rows = {row.payload["id"]: row.payload for row in fatal.ledger.of_kind("cell")}
+    rows = {row.payload["id"]: row.payload for row in fatal.rows("cell")}
     assert {"base": "fused", "mixed": "red"} == {cell: row["outcome"] for cell, row in rows.items()}
     assert "PoisonedDevice: cpu: the device context is unusable" in rows["mixed"]["message"]
 
@@ -183,7 +183,7 @@ def test_numbered(number, worker_id):
 def test_a_cell_on_a_worker_reaches_the_ledger_too(fatal: Project) -> None:
     result = fatal.run(HOST, "-n", "2", BASE, MIXED)
     assert result.ret == pytest.ExitCode.INTERRUPTED
-    outcomes = {row.payload["id"]: row.payload["outcome"] for row in fatal.ledger.of_kind("cell")}
+    outcomes = {row.payload["id"]: row.payload["outcome"] for row in fatal.rows("cell")}
     assert outcomes["mixed"] == "red"
 
 

@@ -27,10 +27,10 @@ def test_rows_reach_the_ledger_in_every_manner_of_running(project: Project, argu
     result = project.run(*arguments)
     assert result.ret == pytest.ExitCode.OK
 
-    rows = project.ledger.of_kind("cell")
+    rows = project.rows("cell")
     assert sorted(row.payload["id"] for row in rows) == [f"c{n}" for n in range(6)]
     assert len({row.run for row in rows}) == 1
-    assert len(project.ledger.of_kind("run")) == 1
+    assert len(project.rows("run")) == 1
     assert {row.environment for row in rows} == set(project.ledger.environments)
 
 
@@ -49,7 +49,7 @@ def test_phases(around, observe):
 """,
     )
     project.run().assert_outcomes(passed=1)
-    assert [row.payload["id"] for row in project.ledger.of_kind("cell")] == ["setup", "call", "teardown"]
+    assert [row.payload["id"] for row in project.rows("cell")] == ["setup", "call", "teardown"]
 
 
 def test_two_runs_may_share_a_ledger_in_the_folder_of_ledgers(project: Project) -> None:
@@ -59,7 +59,7 @@ def test_two_runs_may_share_a_ledger_in_the_folder_of_ledgers(project: Project) 
         project.run("-k", name, "--fusiongate-ledger=.fusiongate/ledger-both.jsonl").assert_outcomes(
             passed=1, deselected=1
         )
-    assert ["a", "b"] == [row.payload["id"] for row in project.ledger.of_kind("cell")]
+    assert ["a", "b"] == [row.payload["id"] for row in project.rows("cell")]
     assert 2 == len({row.run for row in project.ledger.rows})
     assert (project.path / ".fusiongate" / ".gitignore").is_file()
 
@@ -86,7 +86,7 @@ def test_runs_may_share_a_ledger(project: Project) -> None:
     prepare(project, one=f"observe(**{cell()})")
     for _ in range(2):
         project.run("--fusiongate-ledger=kept/ledger.jsonl")
-    rows = ledger.read(project.path / "kept" / "ledger.jsonl").of_kind("cell")
+    rows = [row for row in ledger.read(project.path / "kept" / "ledger.jsonl").rows if row.kind == "cell"]
     assert len({row.run for row in rows}) == 2
     assert not (project.path / ".fusiongate").exists()
 
@@ -108,7 +108,7 @@ def test_a_killed_run_keeps_the_rows_of_its_finished_tests(project: Project) -> 
     )
     result = project.run(own_process=True)
     assert result.ret == -signal.SIGKILL
-    assert [row.payload["id"] for row in project.ledger.of_kind("cell")] == ["kept"]
+    assert [row.payload["id"] for row in project.rows("cell")] == ["kept"]
 
 
 def test_a_killed_worker_loses_the_test_it_ran_and_no_other(project: Project) -> None:
@@ -116,7 +116,7 @@ def test_a_killed_worker_loses_the_test_it_ran_and_no_other(project: Project) ->
     prepare(project, **tests, n8="os.kill(os.getpid(), signal.SIGKILL)")
     result = project.run("-n", "2", "--dist", "worksteal")
     result.assert_outcomes(passed=8, failed=1)
-    assert sorted(row.payload["id"] for row in project.ledger.of_kind("cell")) == [f"c{n}" for n in range(8)]
+    assert sorted(row.payload["id"] for row in project.rows("cell")) == [f"c{n}" for n in range(8)]
 
 
 @pytest.mark.parametrize("arguments", [(), ("-n", "2")], ids=["serial", "xdist"])

@@ -32,7 +32,7 @@ def test_two(request):
 """,
     )
     project.run("--fusiongate-device=host").assert_outcomes(passed=1)
-    first, second, third = project.ledger.of_kind("digest")
+    first, second, third = project.rows("digest")
     threads = {key: environment["threads"] for key, environment in project.ledger.environments.items()}
     assert first.environment == third.environment
     assert threads[second.environment] == threads[first.environment] + 1

@@ -95,4 +95,4 @@ def test_the_times_are_rows_of_pytest_benchmark_and_of_the_ledger(project: Proje
     recorded = json.loads((project.path / "times.json").read_text(encoding="utf-8"))
     names = {bench["name"] for bench in recorded["benchmarks"]}
     assert {f"quick[tiny-denoise-{arm}]" for arm in ("eager", "mounted", "compiled")} == names
-    assert {"quick"} == {row.subject for row in project.ledger.of_kind("timing")}
+    assert {"quick"} == {row.subject for row in project.rows("timing")}

@@ -76,7 +76,7 @@ def test_a_ledger_that_is_cut_short_is_told_and_warned_of(project: Path, capsys:
         ("absent.jsonl", "absent.jsonl: the ledger could not be read: No such file or directory"),
         ("folder", "folder: the ledger could not be read: Is a directory"),
         ("pipe", "pipe: the ledger could not be read: Not a regular file"),
-        ("foreign.json", "foreign.json, line 1: no 'schema': expected the fields"),
+        ("foreign.json", "foreign.json, line 1: Object missing required field `schema`; expected the fields"),
         ("cut.jsonl", "cut.jsonl, line 2: not JSON: "),
         ("empty.jsonl", "empty.jsonl: holds no observation: expected a ledger"),
         ("good.jsonl --timings foreign.json", "foreign.json: holds no timings of fusiongate's"),

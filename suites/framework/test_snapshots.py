@@ -187,7 +187,7 @@ def test_a_preset_that_takes_its_process_with_it_fails_no_other(recorded: Projec
 def test_a_recorded_preset_is_held_and_its_digests_stand_in_the_ledger(recorded: Project) -> None:
     recorded.run("-k", "one or two").assert_outcomes(passed=2)
 
-    rows = {row.subject: row.payload for row in recorded.ledger.of_kind("digest")}
+    rows = {row.subject: row.payload for row in recorded.rows("digest")}
     assert {"one", "two"} == rows.keys()
     assert "same" == rows["one"]["outcome"]
     assert json.loads(kept(recorded)["one"])["fused"] == rows["one"]["fused"]
@@ -289,7 +289,7 @@ def test_a_preset_that_does_not_repeat_gets_a_finding_and_never_an_md5(project: 
     project.setenv("STEADY", "1")
     project.run("-k", "restless", "--snapshot-update").assert_outcomes(passed=1)
     assert found == json.loads(kept(project)["restless"])
-    (row,) = project.ledger.of_kind("digest")
+    (row,) = project.rows("digest")
     assert "nondeterministic" == row.payload["outcome"]
 
 
@@ -304,7 +304,7 @@ def test_a_preset_without_an_md5_is_held_to_agree_with_deterministic_operators(p
     result.stdout.re_match_lines(
         [r"preset 'restless', .*: with deterministic operators the arm with kernels differs, first at step 'output'.*"]
     )
-    (row,) = project.ledger.of_kind("digest")
+    (row,) = project.rows("digest")
     assert "red" == row.payload["outcome"]
 
 
