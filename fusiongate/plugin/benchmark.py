@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from fusiongate.gate.fusion import Fusion
     from fusiongate.subjects import Subject
     from fusiongate.timing.benchmarks import DeviceBenchmark
+    from fusiongate.timing.intervals import Ratio
     from fusiongate.timing.measuring import Timer
-    from fusiongate.timing.ratios import Ratio
 
 __all__ = ["device_benchmark"]
 

@@ -16,8 +16,7 @@ import pytest
 
 from fusiongate.errors import UsageError
 from fusiongate.platforms import environment
-from fusiongate.timing.recorded import MACHINE_KEY, environment_differences
-from fusiongate.timing.rows import TimedRow
+from fusiongate.timing.recorded import MACHINE_KEY, TimedRow, environment_differences
 
 from .device import select
 from .options import is_worker

@@ -14,10 +14,9 @@ from torch import nn
 from fusiongate.errors import UsageError
 from fusiongate.gate.device_state import wait_for
 from fusiongate.gate.fusion import Fusion
-from fusiongate.timing.intervals import median_interval
+from fusiongate.timing.intervals import Ratio, median_interval
 from fusiongate.timing.pairing import Schedule, Settings, pair
-from fusiongate.timing.ratios import Ratio
-from fusiongate.timing.rows import SCHEMA, TimedRow
+from fusiongate.timing.recorded import SCHEMA, TimedRow
 
 from .registry import Preset, Run, Size
 from .running import kernel_sources, missing_for, steps_of, usual_ops

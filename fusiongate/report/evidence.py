@@ -15,8 +15,7 @@ from fusiongate import ledger
 from fusiongate.errors import UsageError
 from fusiongate.platforms import Environment
 from fusiongate.plugin.summary import OUTCOMES
-from fusiongate.timing.recorded import RecordedRow, read_run, recorded_row
-from fusiongate.timing.rows import TimedRow
+from fusiongate.timing.recorded import RecordedRow, TimedRow, read_run, recorded_row
 
 __all__ = ["UNCHECKED", "VERDICTS", "Evidence", "LedgerRun", "Observed", "TimedRun", "gather"]
 
@@ -212,8 +211,8 @@ def _add(run: LedgerRun, row: ledger.Row, number: int) -> None:
 
 
 def _timing(payload: Mapping[str, Any]) -> RecordedRow:
+    row = TimedRow.from_json({name: value for name, value in payload.items() if name != "clock_limits"})
     try:
-        row = TimedRow.from_json({name: value for name, value in payload.items() if name != "clock_limits"})
         return recorded_row(
             {
                 "name": row.name,
@@ -223,8 +222,8 @@ def _timing(payload: Mapping[str, Any]) -> RecordedRow:
                 "stats": {"data": row.seconds},
             }
         )
-    except (KeyError, TypeError, AttributeError, OverflowError) as error:
-        raise UsageError(f"{type(error).__name__}: {error}; record it again") from error
+    except (KeyError, ValueError) as error:
+        raise UsageError(f"{error}; record it again") from error
 
 
 def _check_fields(payload: Mapping[str, Any], fields: Mapping[str, tuple[type, ...]]) -> None:

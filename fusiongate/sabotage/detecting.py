@@ -19,10 +19,10 @@ from fusiongate.gate.policies import Every, Policy
 from fusiongate.gate.states import State
 from fusiongate.kernels import FUSIONS
 from fusiongate.matrix import ADALN, Cell, CellFailure, Matrix, PreparedCell, Selected
-from fusiongate.timing.arms import Arm
+from fusiongate.timing.intervals import Outcome
 from fusiongate.timing.measuring import measure
 from fusiongate.timing.pairing import Settings
-from fusiongate.timing.ratios import Outcome
+from fusiongate.timing.stopwatches import Arm
 
 from .saboteurs import Detector, Saboteur
 

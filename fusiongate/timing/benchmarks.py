@@ -14,12 +14,12 @@ from fusiongate.errors import TimingError, UsageError
 from fusiongate.gate.fusion import Fusion
 from fusiongate.subjects import Subject
 
-from .arms import Arm
 from .cold_cache import bytes_moved, cache_bytes, copies_needed
+from .intervals import Ratio
 from .measuring import Measurement, Timer, host_seconds, measure
 from .pairing import Settings
-from .ratios import Ratio
-from .rows import SCHEMA, TimedRow
+from .recorded import SCHEMA, TimedRow
+from .stopwatches import Arm
 
 __all__ = ["Benchmark", "DeviceBenchmark", "benchmark"]
 

@@ -13,8 +13,7 @@ import torch
 
 from fusiongate.errors import TimingError
 
-from .arms import Arm
-from .stopwatches import Rotating, calls_for, poison, undisturbed
+from .stopwatches import Arm, Rotating, calls_for, poison, undisturbed
 
 __all__ = ["EventStopwatch", "GraphStopwatch"]
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from fusiongate.errors import EnvironmentMismatch, UsageError
 
-from .ratios import Outcome, outcome_of
+from .intervals import Outcome, outcome_of
 from .recorded import Bounds, RecordedRow, Run, environment_differences
 
 __all__ = ["Change", "FailOn", "Judged", "Judgement", "judge"]

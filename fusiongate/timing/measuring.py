@@ -19,13 +19,11 @@ from fusiongate.errors import TimingError, UsageError
 from fusiongate.gate.device_state import wait_for
 
 from . import cold_cache as rotation
-from .arms import Arm
 from .clocks import Clocks, clock_reader, disturbance
 from .gpu_stopwatches import EventStopwatch, GraphStopwatch
-from .intervals import Interval, median_interval
+from .intervals import Interval, Ratio, median_interval
 from .pairing import Paired, Schedule, Settings, orders, pair
-from .ratios import Ratio
-from .stopwatches import Stopwatch, WallStopwatch
+from .stopwatches import Arm, Stopwatch, WallStopwatch
 
 __all__ = ["ArmTimes", "Measurement", "Timer", "common_device", "host_seconds", "measure"]
 

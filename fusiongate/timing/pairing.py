@@ -24,8 +24,7 @@ from numpy.typing import NDArray
 
 from fusiongate.errors import UsageError
 
-from .intervals import Interval, fewest_values, signed_rank_interval
-from .ratios import Outcome, Ratio
+from .intervals import Interval, Outcome, Ratio, fewest_values, signed_rank_interval
 
 __all__ = ["Paired", "Sampler", "Schedule", "Settings", "orders", "pair"]
 

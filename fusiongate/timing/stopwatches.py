@@ -18,17 +18,34 @@ import itertools
 import math
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from torch import Tensor
 
-from .arms import Arm
+from fusiongate.comparison.contracts import Contract
 
-__all__ = ["Rotating", "Stopwatch", "WallStopwatch", "calls_for", "poison", "undisturbed"]
+__all__ = ["Arm", "Rotating", "Stopwatch", "WallStopwatch", "calls_for", "poison", "undisturbed"]
 
 _SAMPLE_S = 1e-3
 """How long a sample lasts at least, in seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """One of the callables that are measured side by side."""
+
+    name: str
+    """Names the arm in results: ``eager``, ``kernel``, ``compile``, ``copy`` or a user's own word."""
+    call: Callable[..., Any]
+    """Does the work; called with one set of inputs, positionally."""
+    inputs: Sequence[tuple[Any, ...]] | None = None
+    """Sets of inputs of its own; by default those that all arms share."""
+    launches: Callable[[], int] | None = None
+    """Counts the kernel launches that were completed so far; a measurement during which a call made none is invalid."""
+    contract: Contract | None = None
+    """What the output has to be to the first arm's, looked at again after timing; None where it may differ."""
 
 
 class Stopwatch(Protocol):

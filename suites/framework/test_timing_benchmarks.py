@@ -10,7 +10,7 @@ import fusiongate as fg
 from fusiongate.errors import TimingError, UsageError
 from fusiongate.timing.benchmarks import Benchmark, benchmark
 from fusiongate.timing.pairing import Settings
-from fusiongate.timing.rows import TimedRow
+from fusiongate.timing.recorded import TimedRow
 
 QUICK = Settings(seconds=0.02, margin=0.5, precision=None)
 

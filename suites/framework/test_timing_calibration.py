@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from fusiongate.timing.intervals import Interval
+from fusiongate.timing.intervals import Interval, Ratio
 from fusiongate.timing.measuring import ArmTimes, Measurement
-from fusiongate.timing.ratios import Ratio
 
 from ..timings import calibration
 from ..timings.calibration import Plan, summary

@@ -53,7 +53,3 @@ def test_the_median_interval_is_the_tightest_that_the_sign_test_allows(number: i
     if below < number // 2:
         assert binomtest(below, number).pvalue > level
     assert interval.high == (math.inf if not below else number - below)
-
-
-def test_half_width_is_half_the_distance_between_the_ends() -> None:
-    assert 0.5 == Interval(2.0, 1.5, 2.5).half_width

@@ -9,8 +9,8 @@ import pytest
 
 from fusiongate.cli import main
 from fusiongate.errors import UsageError
+from fusiongate.timing.intervals import Outcome
 from fusiongate.timing.judging import FailOn, judge
-from fusiongate.timing.ratios import Outcome
 from fusiongate.timing.recorded import environment_differences, read_run
 
 from .recorded_runs import row, write_run

@@ -14,10 +14,10 @@ from torch import Tensor
 import fusiongate as fg
 from fusiongate.errors import TimingError, UsageError
 from fusiongate.timing import measuring
-from fusiongate.timing.arms import Arm
 from fusiongate.timing.clocks import Clocks
 from fusiongate.timing.measuring import host_seconds, measure
 from fusiongate.timing.pairing import Settings
+from fusiongate.timing.stopwatches import Arm
 
 QUICK = Settings(seconds=0.02, margin=0.5, precision=None)
 

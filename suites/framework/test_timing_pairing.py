@@ -10,8 +10,8 @@ import pytest
 from scipy.stats import binom, norm
 
 from fusiongate.errors import UsageError
+from fusiongate.timing.intervals import Outcome
 from fusiongate.timing.pairing import Schedule, Settings, orders
-from fusiongate.timing.ratios import Outcome
 
 from .timing_noise import NOISES, Simulated, measured
 

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from fusiongate.errors import UsageError
-from fusiongate.timing.revisions import kernels_at
+from ..timings.revisions import kernels_at
+
+UsageError = pytest.UsageError
 
 
 def git(repository: Path, *command: str) -> None:
@@ -56,7 +57,10 @@ def test_a_revision_that_is_not_there_is_refused(repository: Path) -> None:
 def test_a_revision_without_kernels_is_refused(repository: Path) -> None:
     git(repository, "rm", "--quiet", "-r", "--cached", "kernels")
     git(repository, "commit", "--quiet", "-m", "without")
-    with pytest.raises(UsageError, match="expected a commit that holds kernels/"), kernels_at("HEAD", repository):
+    with (
+        pytest.raises(UsageError, match="expected a commit that holds kernels/"),
+        kernels_at("HEAD", repository),
+    ):
         pass
 
 

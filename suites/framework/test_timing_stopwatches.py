@@ -7,8 +7,7 @@ import weakref
 import torch
 from torch import Tensor
 
-from fusiongate.timing.arms import Arm
-from fusiongate.timing.stopwatches import Rotating, WallStopwatch, calls_for
+from fusiongate.timing.stopwatches import Arm, Rotating, WallStopwatch, calls_for
 
 
 def sets(number: int) -> list[tuple[Tensor]]:

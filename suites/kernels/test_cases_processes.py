@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 import fusiongate as fg
-from fusiongate.timing.arms import Arm
 from fusiongate.timing.measuring import Timer, measure
 from fusiongate.timing.pairing import Settings
+from fusiongate.timing.stopwatches import Arm
 
 from ..timings import calibration
 from ..timings.spinning import spin_ns

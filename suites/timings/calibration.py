@@ -25,10 +25,10 @@ import torch
 from torch import Tensor
 
 import fusiongate as fg
-from fusiongate.timing.arms import Arm
+from fusiongate.timing.intervals import Outcome
 from fusiongate.timing.measuring import Measurement, measure
 from fusiongate.timing.pairing import Settings
-from fusiongate.timing.ratios import Outcome
+from fusiongate.timing.stopwatches import Arm
 
 from .spinning import copy_part, spin_cycles, spin_ns
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fusiongate.timing.revisions import kernels_at
+from .revisions import kernels_at
 
 __all__ = ["base_kernels", "not_beside_a_revision"]
 

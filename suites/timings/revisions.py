@@ -14,7 +14,7 @@ import types
 from collections.abc import Iterator
 from pathlib import Path
 
-from fusiongate.errors import UsageError
+import pytest
 
 __all__ = ["kernels_at"]
 
@@ -35,7 +35,7 @@ def kernels_at(revision: str, repository: Path) -> Iterator[types.ModuleType]:
 
     Raises
     ------
-    UsageError
+    pytest.UsageError
         There is no such revision or no git, or its kernels do not work with today's library.
     """
     # Paths in an archive begin at the folder that git runs in.
@@ -58,10 +58,10 @@ def _git(repository: Path, *command: str, wrong: str) -> bytes:
     try:
         told = subprocess.run(["git", "-C", str(repository), *command], capture_output=True, check=False)
     except OSError as error:
-        raise UsageError(f"revision {wrong}: git cannot be run: {error}") from error
+        raise pytest.UsageError(f"revision {wrong}: git cannot be run: {error}") from error
     if told.returncode:
         why = told.stderr.decode(errors="replace").strip() or "there is no such revision"
-        raise UsageError(f"revision {wrong} in {repository}: {why}; expected a commit that holds kernels/")
+        raise pytest.UsageError(f"revision {wrong} in {repository}: {why}; expected a commit that holds kernels/")
     return told.stdout
 
 
@@ -70,13 +70,15 @@ def _imported(name: str, folder: Path, revision: str) -> types.ModuleType:
         name, folder / "__init__.py", submodule_search_locations=[str(folder)]
     )
     if spec is None or spec.loader is None or not (folder / "__init__.py").is_file():
-        raise UsageError(f"revision {revision}: its kernels/ is no Python package, so nothing can be loaded from it")
+        raise pytest.UsageError(
+            f"revision {revision}: its kernels/ is no Python package, so nothing can be loaded from it"
+        )
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
     except Exception as error:
-        raise UsageError(
+        raise pytest.UsageError(
             f"revision {revision}: its kernels do not work with this library: {type(error).__name__}: {error}"
         ) from error
     return module
