@@ -1,8 +1,7 @@
 """Certificates: a kernel's arithmetic tried on every operand there is, stage by stage, against eager."""
 
-from .certifying import KERNELS, certify, check_request, counterexample, device_named, stage_names
-from .records import Certificate, Counterexample, StageResult
-from .trials import Found
+from .certifying import KERNELS, Certificate, certify, check_request, counterexample, device_named, stage_names
+from .trials import Counterexample, Found, StageResult
 
 __all__ = [
     "KERNELS",

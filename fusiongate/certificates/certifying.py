@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
 
 import torch
 
+from fusiongate.comparison.bits import dtype_name
 from fusiongate.errors import UsageError
 from fusiongate.gate.fusion import Fusion
+from fusiongate.io import write_text
 from fusiongate.jit import source_hash
 from fusiongate.kernels import FUSIONS, SOURCES
-from fusiongate.platforms import environment
+from fusiongate.platforms import Environment, environment
 
-from .evidence import ROWS, WITNESS, evidence
-from .operands import VALUES
-from .records import Certificate, Counterexample, StageResult, name_of
-from .stages import EVERY_OP, ONCE, Bench
-from .trials import Found, Trials
+from .stages import EVERY_OP, ONCE, VALUES, Bench
+from .trials import ROWS, WITNESS, Counterexample, Found, StageResult, Trials, evidence
 
-__all__ = ["KERNELS", "certify", "check_request", "counterexample", "device_named", "stage_names"]
+__all__ = ["KERNELS", "Certificate", "certify", "check_request", "counterexample", "device_named", "stage_names"]
 
 _SCHEDULES = {"modulate": EVERY_OP, "modulate_fp32": ONCE}
 _NORM_CLAIM = "the witness is the reference's on every row that was tried: evidence, not proof"
@@ -32,6 +35,59 @@ KERNELS: tuple[str, ...] = tuple(fusion.name for fusion in FUSIONS if fusion.nam
 """What can be certified."""
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+_FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Certificate:
+    """What was tried on one device with one build of a kernel, all of it equal to eager."""
+
+    kernel: str
+    """The kernel's name."""
+    dtype: str
+    """The dtype of x."""
+    claim: str
+    """What follows, in one sentence."""
+    is_proof: bool
+    """Whether it follows from the stages and the assumptions for every input; otherwise this is evidence."""
+    assumptions: tuple[str, ...]
+    """What the argument takes for granted."""
+    sources: str
+    """The hash of the kernel's sources."""
+    environment: Environment
+    """Where it was tried."""
+    is_sample: bool
+    """Whether less was tried than a certificate takes."""
+    stages: tuple[StageResult, ...]
+    """What was tried."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The certificate as basic types; it has neither times nor dates, so that trying again gives the same file."""
+        return {"format": _FORMAT, **asdict(self), "environment": self.environment.to_json()}
+
+    def path(self, folder: Path) -> Path:
+        """Where it lies under a folder of snapshots."""
+        return folder / self.environment.platform / "certificates" / f"{self.kernel}-{self.dtype}.json"
+
+    def write(self, folder: Path) -> Path:
+        """Write the file, which appears whole or not at all; its path.
+
+        Raises
+        ------
+        UsageError
+            It cannot be written there, or this is only a sample, which is no certificate.
+        """
+        path = self.path(folder)
+        if self.is_sample:
+            raise UsageError(f"{path}: a sample is no certificate and is not written; run without --sample")
+        try:
+            write_text(path, json.dumps(self.to_json(), indent=2) + "\n")
+        except OSError as error:
+            raise UsageError(
+                f"{path}: cannot be written: {error.strerror or error}; name another folder with --folder"
+            ) from error
+        return path
 
 
 def check_request(kernel: str, dtype: str, sample: int | None) -> None:
@@ -96,7 +152,7 @@ def certify(
     source = kernel.removesuffix("_fp32")
     return Certificate(
         kernel=kernel,
-        dtype=name_of(chosen),
+        dtype=_name_of(chosen),
         claim=_NORM_CLAIM if schedule is None else schedule.claim,
         is_proof=schedule is not None and schedule.is_proof and not is_sample,
         assumptions=_NORM_ASSUMPTIONS if schedule is None else schedule.assumptions,
@@ -179,3 +235,8 @@ def _stages(
     bench = Bench(fusion, dtype, device, sample)
     for stage in schedule.stages:
         yield trials.run(stage.name, stage.what, stage.operands(bench), complete=stage.exhaustive and sample is None)
+
+
+def _name_of(dtype: torch.dtype) -> str:
+    """The dtype as a file's name has it: ``bf16``."""
+    return {torch.bfloat16: "bf16", torch.float16: "fp16"}.get(dtype, dtype_name(dtype))

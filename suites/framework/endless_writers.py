@@ -20,7 +20,7 @@ import torch
 from syrupy.data import Snapshot, SnapshotCollection
 
 from fusiongate import ledger
-from fusiongate.certificates.records import Certificate
+from fusiongate.certificates import Certificate
 from fusiongate.matrix.path_table import PathTable
 from fusiongate.platforms import environment
 from fusiongate.plugin.snapshot_files import extension_for
@@ -92,7 +92,7 @@ def _write_rows(folder: Path, number: str, finished: int) -> None:
             os.write(finished, b".")
 
 
-def _kill_one(kind: str, folder: Path, number: str, seconds: float) -> str:
+def _kill_one(kind: str, folder: Path, number: str, files: int, seconds: float) -> str:
     reading, writing = os.pipe()
     child = os.fork()
     if not child:
@@ -104,7 +104,7 @@ def _kill_one(kind: str, folder: Path, number: str, seconds: float) -> str:
         finally:
             os._exit(1)
     os.close(writing)
-    first = os.read(reading, 1)
+    first = b"".join(os.read(reading, 1) for _ in range(files))
     time.sleep(seconds)
     os.kill(child, signal.SIGKILL)
     _, status = os.waitpid(child, 0)
@@ -116,8 +116,8 @@ def _kill_one(kind: str, folder: Path, number: str, seconds: float) -> str:
 def main() -> None:
     """Answer each line on the standard input."""
     for line in sys.stdin:
-        kind, folder, number, seconds = json.loads(line)
-        sys.stdout.write(_kill_one(kind, Path(folder), number, seconds) + "\n")
+        kind, folder, number, files, seconds = json.loads(line)
+        sys.stdout.write(_kill_one(kind, Path(folder), number, files, seconds) + "\n")
         sys.stdout.flush()
 
 

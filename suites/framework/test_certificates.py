@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 
 from fusiongate.certificates import KERNELS, Certificate, certify, counterexample, device_named
-from fusiongate.certificates.evidence import evidence
-from fusiongate.certificates.operands import all_values, chosen, fp32_from, on_ties
-from fusiongate.certificates.trials import Trials
+from fusiongate.certificates.stages import all_values, chosen, fp32_from, on_ties
+from fusiongate.certificates.trials import Trials, evidence
 from fusiongate.errors import UsageError
 from fusiongate.gate.fusion import Fusion
 from fusiongate.platforms import environment

@@ -17,12 +17,12 @@ from .endless_writers import FILES, FILLER, TURNS
 
 KILLS = 25
 
-Kill = Callable[[str, Path, int, float], int]
+Kill = Callable[[str, Path, int, tuple[int, float]], int]
 
 
 @pytest.fixture(scope="module")
 def kill() -> Iterator[Kill]:
-    """Kill a process that writes files, some time after its first; how many it had finished."""
+    """Kill a process that writes files, some time after it has finished so many; how many it had finished."""
     program = Path(__file__).with_name("endless_writers.py")
     process = subprocess.Popen(
         [sys.executable, "-P", str(program)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -31,8 +31,8 @@ def kill() -> Iterator[Kill]:
     assert process.stdout is not None
     asked, answered = process.stdin, process.stdout
 
-    def killed(kind: str, folder: Path, number: int, seconds: float) -> int:
-        asked.write(json.dumps([kind, str(folder), str(number), seconds]) + "\n")
+    def killed(kind: str, folder: Path, number: int, moment: tuple[int, float]) -> int:
+        asked.write(json.dumps([kind, str(folder), str(number), *moment]) + "\n")
         asked.flush()
         return int(answered.readline())
 
@@ -42,10 +42,10 @@ def kill() -> Iterator[Kill]:
     answered.close()
 
 
-def moments(kind: str) -> Iterator[float]:
-    """How long each of them goes on writing, in seconds: a few files."""
+def moments(kind: str) -> Iterator[tuple[int, float]]:
+    """After how many files, and how many seconds later, each of them ends: on a busy machine too, more than one."""
     chance = random.Random(kind)
-    return (chance.uniform(0, 0.012) for _ in range(KILLS))
+    return ((chance.randint(1, 5), chance.uniform(0, 0.003)) for _ in range(KILLS))
 
 
 def marks(kind: str, folder: Path) -> dict[str, str]:
@@ -63,8 +63,8 @@ def marks(kind: str, folder: Path) -> dict[str, str]:
 def test_each_file_is_as_it_was_before_or_as_it_should_be_after(kind: str, kill: Kill, tmp_path: Path) -> None:
     """What had been finished is there; what was being written is there as a whole or not at all; all else stays."""
     before: dict[str, str] = {}
-    for number, seconds in enumerate(moments(kind)):
-        finished = kill(kind, tmp_path, number, seconds)
+    for number, moment in enumerate(moments(kind)):
+        finished = kill(kind, tmp_path, number, moment)
         expected = before | {TURNS[count % len(TURNS)]: f"{number}.{count}" for count in range(finished)}
         one_more = expected | {TURNS[finished % len(TURNS)]: f"{number}.{finished}"}
 
@@ -77,8 +77,8 @@ def test_each_file_is_as_it_was_before_or_as_it_should_be_after(kind: str, kill:
 def test_a_careless_writer_would_be_found_out(kill: Kill, tmp_path: Path) -> None:
     """The same kills, while files are written in place."""
     torn = 0
-    for number, seconds in enumerate(moments("carelessly")):
-        kill("carelessly", tmp_path, number, seconds)
+    for number, moment in enumerate(moments("carelessly")):
+        kill("carelessly", tmp_path, number, moment)
         try:
             marks("carelessly", tmp_path)
         except (AssertionError, ValueError):
@@ -92,8 +92,8 @@ def test_a_ledger_keeps_each_row_that_was_finished(kill: Kill, tmp_path: Path) -
     path = tmp_path / "ledger.jsonl"
     earlier: tuple[ledger.Row, ...] = ()
     torn = 0
-    for number, seconds in enumerate(moments("ledger")):
-        finished = kill("ledger", tmp_path, number, seconds)
+    for number, moment in enumerate(moments("ledger")):
+        finished = kill("ledger", tmp_path, number, moment)
 
         read = ledger.read(path)
 
