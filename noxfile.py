@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import functools
+import hashlib
 import json
 import os
 import platform
@@ -11,7 +13,9 @@ import shutil
 import site
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+import time
+import urllib.request
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -25,12 +29,21 @@ nox.options.default_venv_backend = "virtualenv"  # uv's environments have no pip
 
 ROOT = Path(__file__).parent
 PROJECT = nox.project.load_toml(ROOT / "pyproject.toml")
+STACK = ROOT / ".ci" / "stack.txt"
+"""The one known-good version of everything, as constraints of pip."""
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
+PATIENCE_S = 3
+"""How long PyTorch's own index is given to answer, once: pip would try again and again."""
 
 # A machine with a GPU usually comes with the torch that fits it, outside any virtual environment.
 HAS_NVIDIA = shutil.which("nvidia-smi") is not None
 HAS_AMD = Path("/dev/kfd").exists()
 SHARED_PACKAGES = ["--system-site-packages"] if HAS_NVIDIA or HAS_AMD else []
+# One environment for what is run every day: a second torch would take gigabytes where only PyPI's build is to be had.
+# Nox has one environment a session, so that these sessions have none of nox's.
+SHARED = ROOT / ".nox" / f"stack-{platform.python_version()}"
+GROUPS = ("bench", "lint", "suite", "test")
+"""The dependency groups of that environment."""
 
 TESTS = ["suites/framework"]
 TESTS_AND_KERNELS = [*TESTS, "suites/kernels"]
@@ -43,21 +56,42 @@ NO_GPU = (
 )
 SEES_GPU = "import torch; print('sees a GPU' if torch.cuda.is_available() else 'sees none')"
 PLATFORM = "import fusiongate; print(fusiongate.environment().platform)"
+# A console script of the environment: those that have no module to run by `-m`.
+COMMAND = "import shutil, subprocess, sys; sys.exit(subprocess.call([shutil.which(sys.argv[1]), *sys.argv[2:]]))"
 SITE_PACKAGES = "import sysconfig; print(sysconfig.get_path('purelib'))"
 
 
-def torch_arguments(requirement: str | None, system: str, has_nvidia: bool) -> list[str]:
+def torch_arguments(
+    requirement: str | None, system: str, has_nvidia: bool, index_answers: Callable[[], bool]
+) -> list[str]:
     """What pip is told to install as torch.
 
     `requirement` is the value of FUSIONGATE_TORCH: a requirement, with pip's options after it where they are needed.
-    Without it, Linux without an NVIDIA driver gets the CPU build, from the index that has nothing else: PyPI's build
-    brings gigabytes of CUDA, and an extra index would lose against PyPI's higher version.
+    Without it, Linux without an NVIDIA driver is offered the CPU build from PyTorch's own index beside PyPI's, if that
+    index answers: of one pinned version pip prefers the local one, `+cpu`. Where only PyPI can be reached, its build is
+    taken, which brings gigabytes of CUDA and works.
     """
     if requirement:
         return shlex.split(requirement)
-    if system == "Linux" and not has_nvidia:
-        return ["torch>=2.9", "--index-url", CPU_INDEX]
+    if system == "Linux" and not has_nvidia and index_answers():
+        return ["torch>=2.9", "--extra-index-url", CPU_INDEX]
     return ["torch>=2.9"]
+
+
+@functools.cache
+def cpu_index_answers() -> bool:
+    """Whether PyTorch's index of CPU builds can be reached, asked once and shortly."""
+    try:
+        with urllib.request.urlopen(f"{CPU_INDEX}/torch/", timeout=PATIENCE_S) as answer:
+            return bool(answer.status == 200)
+    except (OSError, ValueError):
+        return False
+
+
+def constraints(stack: str, *, without: str = "") -> str:
+    """The stack's pins, less one package's: a torch that is given already, or named, is not to be replaced."""
+    pins = [line for line in stack.splitlines() if line and not line.startswith("#")]
+    return "".join(f"{pin}\n" for pin in pins if pin.partition("==")[0] != without)
 
 
 def lowest(requirements: list[str]) -> list[str]:
@@ -104,9 +138,25 @@ def branches_covered(measured: Mapping[str, Any]) -> float:
     return float(100 * totals["covered_branches"] / totals["num_branches"])
 
 
+def _python(session: nox.Session, *arguments: str, **options: Any) -> Any:
+    """Run the session's own Python; that of the shared environment in a session that has none."""
+    if session.venv_backend != "none":
+        return session.run("python", *arguments, **options)
+    if not (SHARED / "pyvenv.cfg").is_file():
+        session.run(sys.executable, "-m", "virtualenv", *SHARED_PACKAGES, str(SHARED), external=True, silent=True)
+    folder = SHARED / ("Scripts" if os.name == "nt" else "bin")
+    environment = {"PATH": f"{folder}{os.pathsep}{os.environ.get('PATH', '')}", "VIRTUAL_ENV": str(SHARED)}
+    environment |= options.pop("env", {})
+    return session.run(str(folder / "python"), *arguments, external=True, env=environment, **options)
+
+
+def _pip_install(session: nox.Session, *arguments: str) -> None:
+    _python(session, "-m", "pip", "install", *arguments, silent=True)
+
+
 def _sees_gpu(session: nox.Session) -> bool:
     # A session without any torch sees no GPU either, so no exit status is a failure here.
-    answer = session.run("python", "-c", SEES_GPU, silent=True, log=False, success_codes=range(256))
+    answer = _python(session, "-c", SEES_GPU, silent=True, log=False, success_codes=range(256))
     return str(answer).strip().endswith("sees a GPU")
 
 
@@ -120,26 +170,61 @@ def _finds_gpu(session: nox.Session) -> bool:
         return False
     # `--system-site-packages` shows the base interpreter's packages only; images that keep torch in a virtual
     # environment run nox from there.
-    folder = session.run("python", "-c", SITE_PACKAGES, silent=True, log=False)
+    folder = _python(session, "-c", SITE_PACKAGES, silent=True, log=False)
     (Path(str(folder).strip()) / "nox_environment.pth").write_text("\n".join(site.getsitepackages()) + "\n")
     return _sees_gpu(session)
 
 
-def _install(session: nox.Session, *groups: str) -> None:
-    """Install torch, unless there is one that sees a GPU; then this checkout and the dependency groups."""
-    if not _finds_gpu(session):
-        session.install(*torch_arguments(os.environ.get("FUSIONGATE_TORCH"), platform.system(), HAS_NVIDIA))
-    session.install("-e", ".", *nox.project.dependency_groups(PROJECT, *groups))
+def _install(session: nox.Session, *groups: str, pinned: bool = True) -> None:
+    """Install torch, this checkout and dependency groups, unless they are there as they would be installed now.
+
+    Beside an image's torch that sees a GPU nothing is pinned, and no group is taken but the session's own: what fits
+    that torch is the image's to say, and it may have no index to take more from.
+    """
+    if _finds_gpu(session):
+        torch, pins = [], ""
+    else:
+        named = os.environ.get("FUSIONGATE_TORCH")
+        torch = torch_arguments(named, platform.system(), HAS_NVIDIA, cpu_index_answers)
+        pins = constraints(STACK.read_text(encoding="utf-8"), without="torch" if named else "") if pinned else ""
+        groups = (*GROUPS, *groups)
+    packages = ["-e", ".", *dict.fromkeys(nox.project.dependency_groups(PROJECT, *groups))]
+    wanted = json.dumps([torch, pins, packages, (ROOT / "pyproject.toml").read_text(encoding="utf-8")])
+    digest = hashlib.sha256(wanted.encode()).hexdigest()
+    prefix = str(_python(session, "-c", "import sys; print(sys.prefix)", silent=True, log=False)).strip()
+    stamp = Path(prefix) / "fusiongate-stack.sha256"
+    if stamp.is_file() and stamp.read_text(encoding="utf-8") == digest:
+        return
+    stamp.unlink(missing_ok=True)
+    file = Path(session.create_tmp()) / "constraints.txt"
+    file.write_text(pins, encoding="utf-8")
+    options = ["--constraint", str(file), *([] if pinned else ["--upgrade"])]
+    if torch:
+        _pip_install(session, *torch, *options)
+    _pip_install(session, *packages, *options)
+    stamp.write_text(digest, encoding="utf-8")
+
+
+def _run_pytest(session: nox.Session, *arguments: str) -> None:
+    """Run this environment's pytest: the first one on PATH may be an image's, which knows nothing of what is here.
+
+    -P keeps the checkout off sys.path, where `kernels` would hide another package.
+    """
+    started = time.monotonic()
+    try:
+        _python(session, "-P", "-m", "pytest", *arguments)
+    finally:
+        session.log(f"pytest took {time.monotonic() - started:.0f} s")
 
 
 def _pytest(session: nox.Session, *arguments: str) -> None:
-    session.run("pytest", *arguments, *session.posargs)
+    _run_pytest(session, *arguments, *session.posargs)
 
 
 def _status(session: nox.Session, *arguments: str) -> int:
     """Run pytest and give its exit status."""
     try:
-        session.run("pytest", *arguments)
+        _run_pytest(session, *arguments)
     except CommandFailed as failed:
         return failed.return_code or 1
     return 0
@@ -167,7 +252,7 @@ def missing_baselines(environment: Mapping[str, str], platform_key: str, recorde
 
 
 def _missing_baselines(session: nox.Session) -> str:
-    platform_key = str(session.run("python", "-c", PLATFORM, silent=True, log=False)).strip().splitlines()[-1]
+    platform_key = str(_python(session, "-c", PLATFORM, silent=True, log=False)).strip().splitlines()[-1]
     recorded = [folder.name for folder in ROOT.glob("snapshots/*")]
     chosen = missing_baselines(os.environ, platform_key, recorded)
     if platform_key not in recorded:
@@ -175,7 +260,7 @@ def _missing_baselines(session: nox.Session) -> str:
     return chosen
 
 
-@nox.session(venv_params=SHARED_PACKAGES, default=False)
+@nox.session(venv_backend="none", default=False)
 def suite(session: nox.Session) -> None:
     """Run everything that this machine can run: on its GPUs, or on the host builds without any."""
     _install(session, "suite")
@@ -186,7 +271,7 @@ def suite(session: nox.Session) -> None:
         _pytest(session, *everything, *IN_PARALLEL)
 
 
-@nox.session(venv_params=SHARED_PACKAGES, default=False)
+@nox.session(venv_backend="none", default=False)
 def gpu(session: nox.Session) -> None:
     """Run the suite on the GPUs, where every fused path has to launch; refuse to start without one."""
     if not SHARED_PACKAGES:
@@ -198,14 +283,14 @@ def gpu(session: nox.Session) -> None:
     _in_lanes(session, *MATRIX, *must_launch)
 
 
-@nox.session
+@nox.session(venv_backend="none")
 def tests(session: nox.Session) -> None:
     """Run the tests of the library and the plugin, on the host builds; the kernels' own are the suite's."""
     _install(session, "test")
     _pytest(session, *TESTS, *IN_PARALLEL, "--fusiongate-device=host", _missing_baselines(session))
 
 
-@nox.session(venv_params=SHARED_PACKAGES, default=False)
+@nox.session(venv_backend="none", default=False)
 def bench(session: nox.Session) -> None:
     """Time each kernel against its reference, in pairs, on the device's clock; keep the timings in .benchmarks/."""
     _install(session, "bench")
@@ -215,24 +300,23 @@ def bench(session: nox.Session) -> None:
     _pytest(session, "suites/timings", *recording(session.posargs, folder))
 
 
-@nox.session(venv_params=SHARED_PACKAGES, default=False)
+@nox.session(venv_backend="none", default=False)
 def sabotage(session: nox.Session) -> None:
     """Let the suite catch every kernel that is wrong on purpose."""
     _install(session, "suite")
     _pytest(session, "suites/kernels/test_sabotage.py", _missing_baselines(session))
 
 
-@nox.session
+@nox.session(venv_backend="none")
 def lint(session: nox.Session) -> None:
     """Check style, the direction of imports, the workflows, and the types of the installed tree."""
-    session.install(*torch_arguments(os.environ.get("FUSIONGATE_TORCH"), platform.system(), HAS_NVIDIA))
-    session.install("-e", ".", *nox.project.dependency_groups(PROJECT, "lint"))
-    session.run("ruff", "check")
-    session.run("ruff", "format", "--check")
+    _install(session, "lint")
+    _python(session, "-m", "ruff", "check")
+    _python(session, "-m", "ruff", "format", "--check")
     workflows = sorted(str(path) for path in ROOT.glob(".github/workflows/*.yml"))
-    session.run("check-jsonschema", "--builtin-schema", "vendor.github-workflows", *workflows)
+    _python(session, "-m", "check_jsonschema", "--builtin-schema", "vendor.github-workflows", *workflows)
     _actionlint(session)
-    session.run("mypy", "noxfile.py")
+    _python(session, "-m", "mypy", "noxfile.py")
     _check_installed_tree(session)
 
 
@@ -250,21 +334,39 @@ def _check_installed_tree(session: nox.Session) -> None:
     """Check imports and types as a wheel installs the package: in a checkout `fusiongate.kernels` has another name."""
     with tempfile.TemporaryDirectory() as folder:
         # By way of the sdist: a wheel built in the checkout would pick up what an earlier build left there.
-        session.run("python", "-m", "build", "--no-isolation", "--outdir", folder, silent=True)
+        _python(session, "-m", "build", "--no-isolation", "--outdir", folder, silent=True)
         wheel = next(Path(folder).glob("*.whl"))
-        session.install("--no-deps", "--force-reinstall", str(wheel))
-        # Out of the checkout, whose `fusiongate` folder would come before the installed one.
+        tree = Path(folder) / "tree"
+        _pip_install(session, "--no-deps", "--target", str(tree), str(wheel))
+        # Out of the checkout, whose `fusiongate` folder would come before the unpacked one.
         with session.chdir(folder):
             project, cache = ROOT / "pyproject.toml", ROOT / ".mypy_cache"
-            session.run("lint-imports", "--no-cache", "--no-logo", str(project))
-            session.run("mypy", f"--config-file={project}", f"--cache-dir={cache}", "-p", "fusiongate")
+            rules = ("lint-imports", "--no-cache", "--no-logo", str(project))
+            _python(session, "-c", COMMAND, *rules, env={"PYTHONPATH": str(tree)})
+            types = (f"--config-file={project}", f"--cache-dir={cache}", "-p", "fusiongate")
+            _python(session, "-m", "mypy", *types, env={"MYPYPATH": str(tree)})
+
+
+@nox.session(venv_backend="none", default=False)
+def amd_compile(session: nox.Session) -> None:
+    """Compile every kernel for gfx90a and gfx942; running them takes an AMD GPU and `nox -s gpu`."""
+    _install(session, "suite")
+    _python(session, "-m", "fusiongate.suites.framework.amd_compile", *session.posargs)
+
+
+@nox.session(venv_params=SHARED_PACKAGES, default=False)
+def newest(session: nox.Session) -> None:
+    """Run tests and suite on whatever is newest, torch included; what no digest is recorded for is not run, by name."""
+    _install(session, "suite", "test", pinned=False)
+    _pytest(session, *TESTS, *MATRIX, *IN_PARALLEL, "--fusiongate-device=host", "--fusiongate-missing=skip")
 
 
 @nox.session(default=False)
-def amd_compile(session: nox.Session) -> None:
-    """Compile every kernel for gfx90a and gfx942; running them takes an AMD GPU and `nox -s gpu`."""
-    _install(session)
-    session.run("python", "-m", "fusiongate.suites.framework.amd_compile", *session.posargs)
+def docs(session: nox.Session) -> None:
+    """Build the documentation as a site in build/site; a broken link or name fails."""
+    session.install(*nox.project.dependency_groups(PROJECT, "docs"))
+    with session.chdir(ROOT / "docs" / "site"):
+        session.run("python", "-m", "mkdocs", "build", "--strict", env={"NO_MKDOCS_2_WARNING": "1"})
 
 
 @nox.session(python="3.11", default=False)
@@ -272,7 +374,7 @@ def minimums(session: nox.Session) -> None:
     """Run the tests on the lowest versions that the wheel claims to work with."""
     pins = lowest(PROJECT["project"]["dependencies"])
     torch = next(pin for pin in pins if pin.startswith("torch"))
-    session.install(*torch_arguments(None, platform.system(), HAS_NVIDIA)[1:], torch)
+    session.install(torch, *torch_arguments(None, platform.system(), HAS_NVIDIA, cpu_index_answers)[1:])
     session.install("-e", ".", *pins, *nox.project.dependency_groups(PROJECT, "test"))
     _pytest(session, *TESTS_AND_KERNELS, *IN_PARALLEL, "--fusiongate-device=host", _missing_baselines(session))
 
@@ -280,7 +382,7 @@ def minimums(session: nox.Session) -> None:
 @nox.session(default=False)
 def coverage(session: nox.Session) -> None:
     """Measure which branches of the library the tests run without a GPU; fail below 95 %."""
-    _install(session, "suite", "test", "coverage")
+    _install(session, "coverage")
     # Coverage has to start before pytest, which loads the plugin before pytest-cov could look. It is given a script
     # and no module: `-m` puts the checkout on sys.path, where pytest takes it for one more installed plugin.
     pytest = ["coverage", "run", str(Path(session.bin) / "pytest")]

@@ -3,8 +3,11 @@
 import importlib.util
 import os
 import re
+import socket
 import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -35,18 +38,28 @@ def torch_arguments(noxfile: ModuleType) -> Callable[..., list[str]]:
     return function
 
 
-def test_linux_without_a_driver_gets_the_cpu_build_from_its_own_index(
+CPU_BUILDS = ["--extra-index-url", "https://download.pytorch.org/whl/cpu"]
+
+
+def unasked() -> bool:
+    raise AssertionError("nothing is to be asked of PyTorch's index here")
+
+
+def test_linux_without_a_driver_is_offered_the_cpu_build_where_its_index_answers(
     torch_arguments: Callable[..., list[str]],
 ) -> None:
-    expected = ["torch>=2.9", "--index-url", "https://download.pytorch.org/whl/cpu"]
-    assert expected == torch_arguments(None, "Linux", has_nvidia=False)
+    assert ["torch>=2.9", *CPU_BUILDS] == torch_arguments(None, "Linux", False, lambda: True)
+
+
+def test_where_the_index_does_not_answer_pypi_s_build_is_taken(torch_arguments: Callable[..., list[str]]) -> None:
+    assert ["torch>=2.9"] == torch_arguments(None, "Linux", False, lambda: False)
 
 
 @pytest.mark.parametrize(("system", "has_nvidia"), [("Linux", True), ("Darwin", False)])
 def test_elsewhere_pypi_has_the_right_build(
     torch_arguments: Callable[..., list[str]], system: str, has_nvidia: bool
 ) -> None:
-    assert ["torch>=2.9"] == torch_arguments(None, system, has_nvidia=has_nvidia)
+    assert ["torch>=2.9"] == torch_arguments(None, system, has_nvidia, unasked)
 
 
 @pytest.mark.parametrize(
@@ -62,11 +75,70 @@ def test_elsewhere_pypi_has_the_right_build(
 def test_a_named_torch_is_installed_as_it_is_named(
     torch_arguments: Callable[..., list[str]], requirement: str, expected: list[str]
 ) -> None:
-    assert expected == torch_arguments(requirement, "Linux", has_nvidia=False)
+    assert expected == torch_arguments(requirement, "Linux", False, unasked)
 
 
 def test_an_empty_variable_counts_as_unset(torch_arguments: Callable[..., list[str]]) -> None:
-    assert ["torch>=2.9"] == torch_arguments("", "Linux", has_nvidia=True)
+    assert ["torch>=2.9"] == torch_arguments("", "Linux", True, unasked)
+
+
+def test_an_index_that_does_not_answer_is_asked_once_and_not_for_long(
+    noxfile: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setattr(noxfile, "CPU_INDEX", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        monkeypatch.setattr(noxfile, "PATIENCE_S", 0.2)
+        noxfile.cpu_index_answers.cache_clear()
+        started = time.monotonic()
+        answers = [noxfile.cpu_index_answers() for _ in range(5)]
+    noxfile.cpu_index_answers.cache_clear()
+    assert [False] * 5 == answers
+    assert time.monotonic() - started < 1
+
+
+def test_the_stack_pins_everything_that_is_asked_for(noxfile: ModuleType) -> None:
+    pins = dict(line.split("==") for line in noxfile.constraints(noxfile.STACK.read_text()).splitlines())
+    named = [*noxfile.PROJECT["project"]["dependencies"]]
+    for group in noxfile.GROUPS:
+        named += noxfile.nox.project.dependency_groups(noxfile.PROJECT, group)
+    asked = {re.match(r"[\w.-]+", requirement)[0] for requirement in named}  # type: ignore[index]
+    assert set() == asked - set(pins)
+
+
+def test_a_torch_that_is_named_is_not_pinned_to_another(noxfile: ModuleType) -> None:
+    stack = "# why\nnumpy==1.0\ntorch==2.13.0\ntorch-like==1\n"
+    assert "numpy==1.0\ntorch-like==1\n" == noxfile.constraints(stack, without="torch")
+
+
+def test_an_image_s_pytest_on_path_is_not_the_one_that_runs(
+    noxfile: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The image has pytest and xdist, and stands first on PATH; it knows no option of fusiongate."""
+    image = tmp_path / "image"
+    image.mkdir()
+    program = image / "pytest"
+    program.write_text('#!/bin/sh\necho "error: unrecognized arguments: $*" >&2\nexit 4\n', encoding="utf-8")
+    program.chmod(0o755)
+    (tmp_path / "test_one.py").write_text(
+        "import sys\n\ndef test_one(pytestconfig):\n"
+        "    assert pytestconfig.getoption('--fusiongate-device') == 'host'\n"
+        "    assert '' not in sys.path\n",
+        encoding="utf-8",
+    )
+    monkeypatch.setenv("PATH", f"{image}{os.pathsep}{os.environ['PATH']}")
+    for name in ("PYTEST_XDIST_WORKER", "PYTEST_XDIST_WORKER_COUNT", "PYTEST_XDIST_TESTRUNUID"):
+        monkeypatch.delenv(name, raising=False)
+
+    class Session(FakeSession):
+        def run(self, *command: str, **_: object) -> str:
+            assert "python" == command[0]
+            done = subprocess.run(
+                [sys.executable, *command[1:]], cwd=tmp_path, check=False, capture_output=True, text=True
+            )
+            assert 0 == done.returncode, done.stdout + done.stderr
+            return done.stdout
+
+    noxfile._run_pytest(Session(), "test_one.py", "--fusiongate-device=host", "-n", "1", "--import-mode=importlib")
 
 
 def test_the_lowest_versions_are_pinned(noxfile: ModuleType) -> None:
@@ -103,6 +175,7 @@ class FakeSession:
     """Keeps what a session runs and says, and answers each question about the machine alike."""
 
     posargs: tuple[str, ...] = ()
+    venv_backend = "virtualenv"
 
     def __init__(self, answer: str = "", statuses: Sequence[int] = ()) -> None:
         self.answer = answer
@@ -118,6 +191,12 @@ class FakeSession:
 
     def install(self, *arguments: str) -> None:
         pass
+
+    def log(self, message: str) -> None:
+        pass
+
+    def create_tmp(self) -> str:
+        return tempfile.mkdtemp()
 
     def warn(self, message: str) -> None:
         self.warned.append(message)
@@ -152,18 +231,20 @@ def test_the_gpu_session_runs_no_test_where_torch_sees_no_gpu(
 ) -> None:
     monkeypatch.setattr(noxfile, "SHARED_PACKAGES", shared)
     monkeypatch.setattr(sys, "prefix", sys.base_prefix)
+    monkeypatch.setattr(noxfile, "_install", lambda *_: None)
     fake = FakeSession("sees none")
     with pytest.raises(Failed, match="no GPU that torch sees"):
         called(noxfile, "gpu", fake)
-    assert "pytest" not in {command[0] for command in fake.ran}
+    assert "pytest" not in {word for command in fake.ran for word in command}
 
 
 def test_the_gpu_session_requires_the_gpu_that_torch_sees(noxfile: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(noxfile, "SHARED_PACKAGES", ["--system-site-packages"])
+    monkeypatch.setattr(noxfile, "_install", lambda *_: None)
     fake = FakeSession("sees a GPU")
     called(noxfile, "gpu", fake)
     beside, alone = fake.ran[-2:]
-    assert {"pytest"} == {beside[0], alone[0]}
+    assert {("python", "-P", "-m", "pytest")} == {beside[:4], alone[:4]}
     for lane in (beside, alone):
         assert {"--fusiongate-device=cuda", "--fusiongate-require-fused"} <= set(lane)
 
@@ -200,7 +281,7 @@ def test_both_lanes_are_run_and_judged(noxfile: ModuleType, beside: int, alone: 
     fake = FakeSession(statuses=[beside, alone])
     with nullcontext() if told is None else pytest.raises(Failed, match=f"^{told}$"):
         noxfile._in_lanes(fake, "suites")
-    assert ["not alone", "alone"] == [run[run.index("-m") + 1] for run in fake.ran]
+    assert ["not alone", "alone"] == [run[run.index("-m", 4) + 1] for run in fake.ran]
     (ledger,) = {word for run in fake.ran for word in run if word.startswith("--fusiongate-ledger=")}
     assert re.fullmatch(r".*/\.fusiongate/ledger-\d{8}T\d{6}Z\.jsonl", ledger)
 
@@ -257,14 +338,6 @@ def test_a_missing_actionlint_fails_on_github_only(
 
 def ci(name: str) -> str:
     return (NOXFILE.parent / name).read_text(encoding="utf-8")
-
-
-def test_githubs_jobs_find_the_cpu_build_of_the_torch_that_is_pinned(noxfile: ModuleType) -> None:
-    """Of the same version pip takes the one with a local label, `+cpu`; without the pin PyPI's newest would win."""
-    (pinned,) = re.findall(r"^export FUSIONGATE_TORCH=(torch==[\d.]+)$", ci(".ci/run"), re.MULTILINE)
-    workflow = ci(".github/workflows/ci.yml")
-    assert f"PIP_EXTRA_INDEX_URL: {noxfile.CPU_INDEX}\n" in workflow
-    assert [pinned] == re.findall(r"FUSIONGATE_TORCH: (\S+)", workflow)
 
 
 def test_github_has_actionlint_before_anything_asks_for_it() -> None:
