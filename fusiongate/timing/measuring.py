@@ -314,9 +314,15 @@ def _check_outputs(watch: Stopwatch, number: int, arm: Arm, reference: Arm) -> N
         return
     written = watch.outputs(number)
     for args, output in written[:: math.ceil(len(written) / _COMPARED)]:
-        verdict = compare(output, reference.call(*args), arm.contract, reference.call, args)
-        if not verdict.ok:
-            raise TimingError(f"{arm.name}: its output was wrong after it had been timed: {verdict}")
+        expected = reference.call(*args)
+        several = isinstance(expected, tuple)
+        pairs = zip(output, expected, strict=True) if several else ((output, expected),)
+        for place, pair_of_outputs in enumerate(pairs):
+            contract = arm.contract[place] if isinstance(arm.contract, tuple) else arm.contract
+            # Only of a single output can the reference's own steps tell what went wrong.
+            verdict = compare(*pair_of_outputs, contract, None if several else reference.call, args)
+            if not verdict.ok:
+                raise TimingError(f"{arm.name}: its output was wrong after it had been timed: {verdict}")
 
 
 def _times(arm: Arm, paired: Paired, number: int, calls: int, launched: int, settings: Settings) -> ArmTimes:

@@ -44,8 +44,9 @@ class Arm:
     """Sets of inputs of its own; by default those that all arms share."""
     launches: Callable[[], int] | None = None
     """Counts the kernel launches that were completed so far; a measurement during which a call made none is invalid."""
-    contract: Contract | None = None
-    """What the output has to be to the first arm's, looked at again after timing; None where it may differ."""
+    contract: Contract | tuple[Contract, ...] | None = None
+    """What the output has to be to the first arm's, looked at again after timing; a tuple has one for each of several
+    outputs, None lets it differ."""
 
 
 class Stopwatch(Protocol):
@@ -165,14 +166,15 @@ def calls_for(seconds: Sequence[float], multiples: Sequence[int]) -> list[int]:
 
 
 def poison(output: object, args: tuple[Any, ...]) -> None:
-    """Overwrite an output with NaN, or with other bits, unless it is one of the arguments."""
+    """Overwrite an output, or each of several, with NaN or other bits, unless it is one of the arguments."""
     given = {a.untyped_storage().data_ptr() for a in args if isinstance(a, Tensor)}
-    if not isinstance(output, Tensor) or output.untyped_storage().data_ptr() in given:
-        return
-    if output.is_floating_point() or output.is_complex():
-        output.fill_(math.nan)
-    else:
-        output.bitwise_not_()
+    for written in output if isinstance(output, tuple) else (output,):
+        if not isinstance(written, Tensor) or written.untyped_storage().data_ptr() in given:
+            continue
+        if written.is_floating_point() or written.is_complex():
+            written.fill_(math.nan)
+        else:
+            written.bitwise_not_()
 
 
 @contextlib.contextmanager

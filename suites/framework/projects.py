@@ -9,6 +9,7 @@ from types import ModuleType
 import pytest
 
 from fusiongate import ledger
+from fusiongate.ledger import Row
 
 __all__ = ["Modules", "Project"]
 
@@ -98,7 +99,7 @@ class Project:
         """The ledger of the latest run."""
         return ledger.read(self.path / ".fusiongate" / "latest.jsonl")
 
-    def rows(self, kind: str) -> tuple[ledger.Row, ...]:
+    def rows(self, kind: str) -> tuple[Row, ...]:
         """The rows of one kind in the ledger of the latest run."""
         return tuple(row for row in self.ledger.rows if row.kind == kind)
 

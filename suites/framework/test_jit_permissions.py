@@ -91,7 +91,11 @@ def loosen_everything(entry: Path) -> None:
 
 
 def loosen(*names: str, mode: int) -> Callable[[Path], None]:
-    return lambda entry: [(entry / name).chmod(mode) for name in names].clear()
+    def expose(entry: Path) -> None:
+        for name in names:
+            (entry / name).chmod(mode)
+
+    return expose
 
 
 def link(entry: Path) -> None:

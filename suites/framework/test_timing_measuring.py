@@ -88,6 +88,30 @@ def test_an_output_that_is_wrong_after_timing_is_no_timing(x: Tensor) -> None:
         measure([Arm("eager", reference), kernel.arm(contract=fg.Exact())], (x,), settings=QUICK, hot=True)
 
 
+def two(x: Tensor) -> tuple[Tensor, Tensor]:
+    return x * 2, x + 1
+
+
+@pytest.mark.parametrize("contract", [fg.Exact(), (fg.Ulp(4), fg.Exact())], ids=["one", "each its own"])
+def test_each_of_several_outputs_is_looked_at_after_timing(x: Tensor, contract: Any) -> None:
+    eager = Arm("eager", two)
+    measure([eager, Arm("kernel", two, contract=contract)], (x,), settings=QUICK, hot=True)
+    wrong = Arm("kernel", lambda x: (x * 2, x + 2), contract=contract)
+    with pytest.raises(TimingError, match="wrong after"):
+        measure([eager, wrong], (x,), settings=QUICK, hot=True)
+
+
+def test_several_outputs_that_are_not_written_are_not_taken_from_an_earlier_call(x: Tensor) -> None:
+    kept: list[tuple[Tensor, Tensor]] = []
+
+    def writes_once(x: Tensor) -> tuple[Tensor, Tensor]:
+        kept.append(kept[0] if kept else two(x))
+        return kept[0]
+
+    with pytest.raises(TimingError, match="wrong after"):
+        measure([Arm("eager", two), Arm("kernel", writes_once, contract=fg.Exact())], (x,), settings=QUICK, hot=True)
+
+
 def test_an_output_that_is_not_written_is_not_taken_from_an_earlier_call(x: Tensor) -> None:
     """The memory of the outputs is overwritten before the call whose output is compared."""
     kept: list[Tensor] = []

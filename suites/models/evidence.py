@@ -90,6 +90,7 @@ def digests(
             report.fail(outcome)
         else:
             path = presets.location(root, run.record.environment, MODULE, preset.name, size)
+            path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(kept.text())
             recorded = isinstance(kept, presets.PresetRecord)
             outcome = "recorded, and the same in another process" if recorded else str(kept)
@@ -170,6 +171,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given.only in (None, "times"):
         forwards(report, device, given.seconds)
     if given.report is not None:
+        given.report.parent.mkdir(parents=True, exist_ok=True)
         given.report.write_text(json.dumps(report.facts, indent=2) + "\n")
     for failure in report.failures:
         report.say(f"FAILED: {failure}")

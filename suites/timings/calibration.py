@@ -298,6 +298,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     text = json.dumps({**results, "wrong": wrong}, indent=2)
     say(text)
     if given.json is not None:
+        given.json.parent.mkdir(parents=True, exist_ok=True)
         given.json.write_text(text + "\n")
     say("\n".join(f"WRONG: {line}" for line in wrong) or "all figures are as they have to be")
     return 1 if wrong else 0
