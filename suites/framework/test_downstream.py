@@ -79,8 +79,6 @@ def run_from_the_wheel(
         "conftest.py",
         "import fusiongate\n\n\ndef pytest_report_header():\n    return f'imported: {fusiongate.__file__}'\n",
     )
-    # Two processes with a thread a core each get into one another's way.
-    project.setenv("OMP_NUM_THREADS", "1")
 
     def run(*tests: str) -> pytest.RunResult:
         result = project.run(HOST, *request.param, *tests, python=python_with_the_wheel)
