@@ -83,7 +83,7 @@ class Launcher:
 
 
 class AdmittedCalls:
-    """See :class:`fusiongate.gate.fast_path.Admission`; the first device's library keeps the calls."""
+    """See :class:`fusiongate.gate.spec.Admission`; the first device's library keeps the calls."""
 
     __slots__ = ("__weakref__", "_admit", "_forget", "_handle", "_launch", "_launcher", "_operands", "_target")
 

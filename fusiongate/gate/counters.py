@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-import operator
+import difflib
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
@@ -18,23 +17,8 @@ _Counts = Counter[tuple[str, str]]
 _OF_REFERENCE = tuple(str(reason) for reason in Reason if reason is not Reason.VERIFIED)
 _REASONS = {"fused": (str(Reason.VERIFIED),), "reference": _OF_REFERENCE}
 
-_SHORT = 4
-"""Letters up to which two words that differ in one of them are two reasons: `cpu` and `gpu`."""
-
-
-def _as_plain(apply: Callable[[Any, Any], Any]) -> tuple[Any, Any]:
-    """An operator and its reflection, on plain Counters."""
-
-    def plain(counts: Any) -> Any:
-        return counts.copy() if isinstance(counts, Counts) else counts
-
-    def forward(self: Counts, other: Any) -> Any:
-        return apply(plain(self), plain(other))
-
-    def reflected(self: Counts, other: Any) -> Any:
-        return apply(other, plain(self))
-
-    return forward, reflected
+_SLIP = 0.81
+"""How alike two words are, at least, if one is the other with a slip in it: `training` is not `tracing`."""
 
 
 class Counts(_Counts):
@@ -43,8 +27,8 @@ class Counts(_Counts):
     A test that asks for ``("fuse", "verified")`` would pass for ever on a kernel that is never launched. The paths are
     ``fused``, always for the reason ``verified``, and ``reference``, for any other reason of
     :class:`~fusiongate.gate.states.Reason` or one that ``declines`` gives. What a predicate may give nobody knows:
-    such a reason counts 0, unless it reads like a known one with a slip in it. ``get`` never raises; arithmetic and
-    comparisons are a plain Counter's, and give one.
+    such a reason counts 0, unless it reads like a known one with a slip in it. ``get`` never raises; ``Counter(…)``
+    makes a plain one of it, for arithmetic with another gate's.
 
     Parameters
     ----------
@@ -72,6 +56,11 @@ class Counts(_Counts):
         self._given = given
         self._declines = declines
 
+    # A Counter's own asks either side for the other's keys, and another gate's may be none of this one's.
+    __eq__ = dict.__eq__
+    __ne__ = dict.__ne__
+    __hash__ = None  # type: ignore[assignment]  # as of any Counter
+
     def __missing__(self, key: tuple[str, str]) -> int:
         """No call yet; or an error where there cannot be one.
 
@@ -97,7 +86,7 @@ class Counts(_Counts):
         if reason in known:
             return None
         open_ended = path == "reference" and self._declines and isinstance(reason, str)
-        if open_ended and not any(_slipped(reason, one) for one in known):
+        if open_ended and not difflib.get_close_matches(reason, known, 1, _SLIP):
             return None
         more = " and what else declines gives" if open_ended else ""
         return f"{path} has no reason {reason!r}; there are {', '.join(known)}{more}"
@@ -105,42 +94,6 @@ class Counts(_Counts):
     def __reduce__(self) -> tuple[Any, ...]:
         # What it knows beside its counts belongs to a gate that stays here.
         return Counter, (dict(self),)
-
-    def copy(self) -> _Counts:  # type: ignore[override]  # no longer one gate's
-        """The counts as a plain Counter."""
-        return Counter(dict(self))
-
-    # A Counter asks either side for the other's keys, and another gate's may be none of this one's.
-    __eq__, _ = _as_plain(operator.eq)
-    __ne__, _ = _as_plain(operator.ne)
-    __le__, _ = _as_plain(operator.le)
-    __lt__, _ = _as_plain(operator.lt)
-    __ge__, _ = _as_plain(operator.ge)
-    __gt__, _ = _as_plain(operator.gt)
-    __add__, __radd__ = _as_plain(operator.add)
-    __sub__, __rsub__ = _as_plain(operator.sub)
-    __and__, __rand__ = _as_plain(operator.and_)
-    __or__, __ror__ = _as_plain(operator.or_)
-    __iadd__, __isub__, __iand__, __ior__ = __add__, __sub__, __and__, __or__
-    __hash__ = None  # type: ignore[assignment]  # as of any Counter
-
-
-def _slipped(asked: str, known: str) -> bool:
-    """Whether two reasons differ by one slip: a letter more, less or other, two exchanged, the case, or a separator."""
-    first, second = (word.casefold().replace("_", "-").replace(" ", "-") for word in (asked, known))
-    if first == second:
-        return True
-    start = _shared(first, second)
-    first, second = first[start:][::-1], second[start:][::-1]
-    end = _shared(first, second)
-    first, second = first[end:], second[end:]
-    slip = max(len(first), len(second)) == 1 or (len(first) == 2 and first == second[::-1])
-    return slip and start + end + max(len(first), len(second)) > _SHORT
-
-
-def _shared(first: str, second: str) -> int:
-    """How many letters two words have in common from their beginning on."""
-    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False)))
 
 
 class Tallies:

@@ -17,12 +17,11 @@ from fusiongate.errors import UsageError
 from .counters import Counts, Tallies
 from .custom_op import RegisteredOp
 from .device_state import capturing, device_of, excuse
-from .fast_path import Admission, OffersAdmission
 from .judging import Judge, fell_back
 from .policies import Policy
 from .routing import Router
 from .signatures import call_key, is_plain_call
-from .spec import FusionSpec, P, R, Witness, never_declines
+from .spec import Admission, FusionSpec, P, R, Witness, never_declines
 from .states import Decision, Gate, Reason, Slot, State
 
 __all__ = ["Fusion", "warm_up"]
@@ -140,8 +139,9 @@ class Fusion(Generic[P, R]):
         # Asked of the class: a spy before a launcher passes everything on, and has to see each launch. And a kernel
         # that is looked at again has to come by the gate each time.
         if self._recheck is None and hasattr(type(spec.fused), "admission"):
-            admitted = self._admitted = cast("OffersAdmission", spec.fused).admission()
-            self.gate.on_withdrawal = admitted.forget
+            launcher: Any = spec.fused
+            admitted: Admission = launcher.admission()
+            self._admitted, self.gate.on_withdrawal = admitted, admitted.forget
         self._registered = (
             RegisteredOp(spec.name, spec.reference, lambda *args: self._call(args)) if spec.compile == "op" else None
         )

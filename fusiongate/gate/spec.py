@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeAlias
 
 from torch import Tensor
 from typing_extensions import ParamSpec, TypeVar
@@ -18,7 +18,7 @@ from .policies import Policy
 if TYPE_CHECKING:
     from .fusion import Fusion
 
-__all__ = ["FusionSpec", "P", "R", "Witness", "never_declines", "returned"]
+__all__ = ["Admission", "FusionSpec", "P", "R", "Witness", "never_declines", "returned"]
 
 P = ParamSpec("P", default=...)
 """The reference's parameters, which are the fusion's."""
@@ -27,6 +27,23 @@ R = TypeVar("R", default=Any)
 
 Witness: TypeAlias = tuple[Callable[..., Any], Callable[..., Any]]
 """The reference's and the kernel's intermediate, each a function of the arguments."""
+
+
+class Admission(Protocol):
+    """The calls that one gate has let through, as a launcher keeps them: what its ``admission()`` gives, if it has one.
+
+    It may forget a call at any time, and it must not take one call for another that could have another verdict: it keys
+    by everything that is in :func:`fusiongate.gate.signatures.call_key`.
+    """
+
+    def __call__(self, args: tuple[Any, ...]) -> Tensor | None:
+        """The kernel's result if this call was admitted and launched; None if it has to go to the gate."""
+
+    def admit(self, args: tuple[Any, ...]) -> None:
+        """Recognise calls like this one from now on."""
+
+    def forget(self) -> None:
+        """Recognise none any more."""
 
 
 def never_declines(*_args: Any) -> str | None:
