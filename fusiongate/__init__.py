@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from .comparison.contracts import Exact, Ulp
     from .comparison.digests import digest, md5
     from .comparison.verdicts import Verdict, compare
-    from .gate.fusion import Fusion, warm_up
-    from .gate.judging import require_fused
+    from .gate.fusion import Fusion
+    from .gate.judging import require_fused, warm_up
     from .gate.policies import After, Every, Policy, Sampled
     from .gate.states import Decision, Event, Reason, State
     from .matrix import ADALN
@@ -62,7 +62,7 @@ _HOMES = {
     "rewired": "scanning",
     "scan": "scanning",
     "unmount": "sites",
-    "warm_up": "gate.fusion",
+    "warm_up": "gate.judging",
 }
 """Where each public name lives."""
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import sys
 import threading
 import weakref
 from collections.abc import Iterator
@@ -24,6 +25,7 @@ from torch import nn
 from .comparison.contracts import Exact
 from .errors import MountError, UsageError
 from .gate.fusion import Fusion
+from .gate.states import free_after_fork
 
 __all__ = ["MountReport", "Quality", "Site", "attach", "detach", "mount", "mounted", "site_of", "token_of", "unmount"]
 
@@ -72,7 +74,8 @@ class MountReport:
 _sites: weakref.WeakKeyDictionary[nn.Module, Site] = weakref.WeakKeyDictionary()
 _tokens: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
 _changes = itertools.count(1)
-_lock = threading.RLock()
+lock = threading.RLock()
+free_after_fork(sys.modules[__name__])
 
 
 def attach(module: nn.Module, op: Fusion) -> None:
@@ -87,7 +90,7 @@ def attach(module: nn.Module, op: Fusion) -> None:
         raise UsageError(f"attach({module!r}, …): expected an nn.Module")
     if not isinstance(op, Fusion):
         raise UsageError(f"attach({type(module).__name__}, {op!r}): expected a Fusion")
-    with _lock:
+    with lock:
         site = _sites.get(module, Site((), None))
         if not any(attached is op for attached in site.fusions):
             _sites[module] = Site((*site.fusions, op), site.quality)
@@ -95,7 +98,7 @@ def attach(module: nn.Module, op: Fusion) -> None:
 
 def detach(module: nn.Module) -> None:
     """Take everything off a module again; no error if there is nothing."""
-    with _lock:
+    with lock:
         _sites.pop(module, None)
 
 
@@ -130,7 +133,7 @@ def mount(root: nn.Module, quality: Quality = "lossless") -> MountReport:
     """
     if quality not in _QUALITIES:
         raise UsageError(f"mount(quality={quality!r}): expected one of {', '.join(map(repr, _QUALITIES))}")
-    with _lock:
+    with lock:
         family = _family(root)
         if not family:
             raise MountError(
@@ -161,7 +164,7 @@ def mount(root: nn.Module, quality: Quality = "lossless") -> MountReport:
 
 def unmount(root: nn.Module) -> None:
     """Switch off the sites at and below a module; no error if none is on."""
-    with _lock:
+    with lock:
         for _, module in _family(root):
             _sites[module] = Site(_sites[module].fusions, None)
         _tokens[root] = f"unmounted-{next(_changes)}"
@@ -178,13 +181,13 @@ def mounted(root: nn.Module, quality: Quality = "lossless") -> Iterator[MountRep
 
     Parameters and errors as for :func:`mount`.
     """
-    with _lock:
+    with lock:
         before = {module: _sites[module] for _, module in _family(root)}
         report = mount(root, quality)
     try:
         yield report
     finally:
-        with _lock:
+        with lock:
             for module, site in before.items():
                 if module in _sites:
                     _sites[module] = site

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from .states import Reason
+from .states import Reason, free_after_fork
 
 __all__ = ["Counts", "Tallies"]
 
@@ -103,7 +103,8 @@ class Tallies:
         self._local = threading.local()
         self._living: list[tuple[threading.Thread, _Counts]] = []
         self._ended: _Counts = Counter()
-        self._lock = threading.Lock()
+        self.lock = threading.RLock()
+        free_after_fork(self)
 
     def add(self, key: tuple[str, str]) -> None:
         """Count one."""
@@ -114,7 +115,7 @@ class Tallies:
 
     def _enter(self, counter: _Counts) -> _Counts:
         """Take in a thread's counter, and add up those of ended threads: a server makes a thread a request."""
-        with self._lock:
+        with self.lock:
             living = [(thread, counts) for thread, counts in self._living if thread.is_alive()]
             for thread, counts in self._living:
                 if not thread.is_alive():
@@ -124,7 +125,7 @@ class Tallies:
 
     def total(self) -> _Counts:
         """The sum over all threads."""
-        with self._lock:
+        with self.lock:
             counters = [self._ended, *(counts for _, counts in self._living)]
             # dict(...) copies in one step, so that a thread that is counting does not disturb the sum.
             return sum((Counter(dict(counter)) for counter in counters), Counter())

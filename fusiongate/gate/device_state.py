@@ -8,7 +8,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["Surroundings", "capturing", "device_of", "excuse", "is_out_of_memory", "is_poisoned", "wait_for"]
+__all__ = [
+    "Surroundings",
+    "capturing",
+    "device_of",
+    "excuse",
+    "is_of_a_capture",
+    "is_out_of_memory",
+    "is_poisoned",
+    "wait_for",
+]
+
+_CAPTURE_ERRORS = range(900, 909)
+"""CUDA's and HIP's codes: cudaErrorStreamCaptureUnsupported to cudaErrorStreamCaptureWrongThread."""
 
 
 def device_of(args: Sequence[Any]) -> torch.device | None:
@@ -38,13 +50,37 @@ def is_out_of_memory(error: BaseException) -> bool:
     return on_host or isinstance(error, torch.OutOfMemoryError | MemoryError)
 
 
-def excuse(error: BaseException) -> str | None:
-    """Why an error in a launch says nothing about the kernel, as a gate's reason; None if it does."""
+def is_of_a_capture(error: BaseException) -> bool:
+    """Whether the runtime forbade something because of a graph capture, this stream's or another one's.
+
+    Told by its code, never by words: a kernel's own error may hold any.
+    """
+    return isinstance(error, torch.AcceleratorError) and getattr(error, "error_code", None) in _CAPTURE_ERRORS
+
+
+def excuse(error: BaseException, args: Sequence[Any]) -> str | None:
+    """Why an error in a launch on arguments says nothing about the kernel, as a gate's reason; None if it does."""
     if is_out_of_memory(error):
         return "out-of-memory"
-    # A capture that is open elsewhere in the global error mode forbids what a comparison needs, and one that was broken
-    # fails every launch after that. Torch has no class for either; the runtime's three messages share this word.
-    return "capturing" if isinstance(error, RuntimeError) and "captur" in str(error) else None
+    return "capturing" if is_of_a_capture(error) or _forbidden_by_a_capture(args) else None
+
+
+def _forbidden_by_a_capture(args: Sequence[Any]) -> bool:
+    """Whether the arguments' stream may not be worked on as usual: it is captured, or so is one elsewhere.
+
+    A launcher that is not torch's own raises errors of its own class; then the stream tells. A capture that is open in
+    the global error mode in another thread, or was broken there, forbids to wait for any stream.
+    """
+    device = device_of(args)
+    if device is None or device.type != "cuda":
+        return False
+    try:  # only on a GPU: a CPU captures nothing
+        if capturing(args):
+            return True
+        torch.cuda.current_stream(device).synchronize()
+    except RuntimeError as error:
+        return is_of_a_capture(error)
+    return False
 
 
 def is_poisoned(args: Sequence[Any]) -> bool:
@@ -62,7 +98,7 @@ def is_poisoned(args: Sequence[Any]) -> bool:
         torch.empty(1, device=device).zero_()
         stream.synchronize()
     except RuntimeError as error:
-        return excuse(error) is None
+        return not (is_out_of_memory(error) or is_of_a_capture(error))
     return False
 
 

@@ -3,28 +3,34 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+import importlib
+import operator
+import sys
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, Generic, Literal, cast, final
+from types import ModuleType
+from typing import Any, Literal, cast, final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fusiongate.comparison.contracts import Contract, Exact
 from fusiongate.comparison.verdicts import Verdict
-from fusiongate.errors import UsageError
+from fusiongate.errors import BuildError, UsageError
 
 from .counters import Counts, Tallies
 from .custom_op import RegisteredOp
 from .device_state import capturing, device_of, excuse
+from .hidden_inputs import need_gradients
 from .judging import Judge, fell_back
 from .policies import Policy
+from .probes import live_copies
 from .routing import Router
-from .signatures import call_key, is_plain_call
-from .spec import Admission, FusionSpec, P, R, Witness, never_declines
+from .signatures import is_plain_call
+from .spec import Admission, FusionSpec, P, R, Specified, Witness, never_declines
 from .states import Decision, Gate, Reason, Slot, State
 
-__all__ = ["Fusion", "warm_up"]
+__all__ = ["Fusion"]
 
 _VERIFIED = State.VERIFIED
 _FUSED = ("fused", str(Reason.VERIFIED))
@@ -32,7 +38,7 @@ _LAUNCH = ("launch", "")
 
 
 @final
-class Fusion(Generic[P, R]):
+class Fusion(Specified[P, R]):
     """A fused kernel behind a gate, called like the eager chain that it replaces.
 
     Parameters
@@ -133,7 +139,8 @@ class Fusion(Generic[P, R]):
         self._tallies = Tallies()
         self._launched = Tallies()
         self._direct = Tallies()
-        self._judge = Judge(spec, self.gate, self._tallies, self._launch)
+        self._judge = Judge(spec, self.gate, self._router, self._tallies, self._launch)
+        self._careful = self._recheck is not None or bool(spec.written)
         self._several_devices = torch.cuda.device_count() > 1
         self._admitted: Admission | None = None
         # Asked of the class: a spy before a launcher passes everything on, and has to see each launch. And a kernel
@@ -149,64 +156,34 @@ class Fusion(Generic[P, R]):
     def __repr__(self) -> str:
         return f"Fusion({self.name!r})"
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Fusion[P, R]:
+    def __copy__(self) -> Fusion[P, R]:
         """Itself, as a function is its own copy: a copied model goes through the same gate."""
         return self
 
-    @property
-    def name(self) -> str:
-        """For messages, reports and snapshots."""
-        return self.spec.name
+    def __deepcopy__(self, memo: dict[int, Any]) -> Fusion[P, R]:
+        """Itself, likewise."""
+        return self
 
-    @property
-    def reference(self) -> Callable[P, R]:
-        """The eager chain."""
-        return self.spec.reference
+    def __reduce__(self) -> tuple[Any, ...]:
+        """The name under which a module holds it, as of a function: no verdict goes to another process.
 
-    @property
-    def fused(self) -> Callable[..., R]:
-        """The kernel's launcher."""
-        return self.spec.fused
-
-    @property
-    def declines(self) -> Callable[..., str | None]:
-        """The static predicate."""
-        return self.spec.declines
-
-    @property
-    def contract(self) -> Contract | tuple[Contract, ...]:
-        """What "same" means."""
-        return self.spec.contract
-
-    @property
-    def policy(self) -> Policy:
-        """How the gate behaves."""
-        return self.spec.policy
-
-    @property
-    def witness(self) -> Witness | None:
-        """The intermediate that is compared too."""
-        return self.spec.witness
-
-    @property
-    def grows(self) -> bool | Callable[[Sequence[Any], Sequence[Any]], bool]:
-        """Whether a probe may have a larger batch than the live call."""
-        return self.spec.grows
-
-    @property
-    def mutates_args(self) -> tuple[str, ...]:
-        """The arguments that are written."""
-        return self.spec.mutates_args
-
-    @property
-    def compile(self) -> Literal["expression", "op"]:
-        """What ``torch.compile`` sees."""
-        return self.spec.compile
-
-    @property
-    def host(self) -> Fusion | None:
-        """The same kernel built for the host."""
-        return self.spec.host
+        Raises
+        ------
+        UsageError
+            If no module does.
+        """
+        for name, module in list(sys.modules.items()):
+            held = list(vars(module).items()) if isinstance(module, ModuleType) else []
+            for attribute, value in held:
+                if value is self:
+                    return _imported, (name, attribute)
+                # By its type: some modules hold objects that warn when they are asked for their class.
+                if type(value) is Fusion and value.host is self:
+                    return _imported, (name, f"{attribute}.host")
+        raise UsageError(
+            f"{self!r} is pickled by the name under which a module holds it, and no module does: assign it at the top "
+            f"level of a module, or take it off the model before the model is saved or sent to another process"
+        )
 
     def __call__(self, *args: P.args, **named: P.kwargs) -> R:
         """The result of the eager chain on these arguments, by the path that the gate allows."""
@@ -223,7 +200,7 @@ class Fusion(Generic[P, R]):
         return self._call(self.spec.positional(args, named) if named else args)
 
     def _call(self, args: tuple[Any, ...]) -> R:
-        key = call_key(args)
+        key = self._router.key(args)
         if type(key) is str:
             return self._refer(args, key)
         route = self._routes.get(key)
@@ -233,8 +210,8 @@ class Fusion(Generic[P, R]):
             return self._refer(args, cast("str", route))
         if route.state is not _VERIFIED:
             return self._unverified(route, args)
-        if self._recheck is not None:
-            return self._rechecked(route, args)
+        if route.held or self._careful:
+            return self._carefully(route, args)
         return self._fuse(route, args)
 
     def explain(self, *args: P.args, **named: P.kwargs) -> Decision:
@@ -242,7 +219,7 @@ class Fusion(Generic[P, R]):
         if torch.compiler.is_compiling():
             return Decision("reference", Reason.COMPILING, None)
         call = self.spec.positional(args, named)
-        key = call_key(call)
+        key = self._router.key(call)
         if isinstance(key, str):
             return Decision("reference", key, None)
         signature, reason = self._router.classify(call)
@@ -251,6 +228,8 @@ class Fusion(Generic[P, R]):
         slot = self.gate.peek(signature)
         state = self.gate.state(signature)
         if state is State.VERIFIED:
+            if slot is not None and torch.is_grad_enabled() and need_gradients(slot.held):
+                return Decision("reference", Reason.AUTOGRAD, signature)
             return Decision("fused", Reason.VERIFIED, signature)
         if state is State.REFUSED:
             return Decision("reference", Reason.REFUSED if slot is None else slot.reason, signature)
@@ -280,13 +259,18 @@ class Fusion(Generic[P, R]):
         try:
             result = self._launch(*args)
         except Exception as error:
-            reason = excuse(error)
-            if reason is not None:
-                return self._refer(args, reason)
-            self._judge.fail(slot, args, error)
-            return self._refer(args, slot.reason)
+            reason = excuse(error, args)
+            if reason is None:
+                self._judge.fail(slot, args, error)
+            if self.spec.written and not isinstance(error, BuildError):
+                error.add_note(
+                    f"{self.name}: the kernel may have written a part of {', '.join(self.spec.mutates_args)} before it "
+                    f"raised, so that the reference could not run on what was there"
+                )
+                raise
+            return self._refer(args, slot.reason if reason is None else reason)
         self._tallies.add(_FUSED)
-        if self._admitted is not None and is_plain_call(args):
+        if self._admitted is not None and not self._router.switched and not slot.held and is_plain_call(args):
             with self.gate.lock:
                 # Under the lock that a refusal takes, so that nothing is admitted after it.
                 if slot.state is State.VERIFIED:
@@ -308,6 +292,16 @@ class Fusion(Generic[P, R]):
                 return cast("R", self._judge.first_sight(slot, args)[0])
         return self._call(args)
 
+    def _carefully(self, slot: Slot, args: tuple[Any, ...]) -> R:
+        """A verified call of a fusion that writes, is looked at again, or has a reference that holds tensors."""
+        if slot.held and torch.is_grad_enabled() and need_gradients(slot.held):
+            return self._refer(args, Reason.AUTOGRAD)
+        result = self._fuse(slot, args) if self._recheck is None else self._rechecked(slot, args)
+        written = [args[position] for position in self.spec.written if position < len(args)]
+        # As an op of torch's does it, or autograd would take what it saved before for what is there now.
+        torch.autograd.graph.increment_version([arg for arg in written if isinstance(arg, Tensor)])
+        return result
+
     def _rechecked(self, slot: Slot, args: tuple[Any, ...]) -> R:
         """A verified call under a policy that looks again."""
         assert self._recheck is not None
@@ -323,7 +317,7 @@ class Fusion(Generic[P, R]):
     def standing(self, *args: P.args, **named: P.kwargs) -> State | None:
         """What is known about these arguments' signature, as cheaply as in a call; None if they allow no kernel."""
         call = self.spec.positional(args, named)
-        key = call_key(call)
+        key = self._router.key(call)
         if isinstance(key, str):
             return None
         route = self._routes.get(key) or self._router.find(key, call)
@@ -347,7 +341,9 @@ class Fusion(Generic[P, R]):
             If no kernel may be launched on these arguments, or they cannot be compared now; the message says why.
         """
         call = self.spec.positional(args, named)
-        key = call_key(call)
+        if self.spec.written:
+            call = live_copies(call).args
+        key = self._router.key(call)
         route = key if isinstance(key, str) else self._router.find(key, call)
         if isinstance(route, Slot) and capturing(call):
             route = Reason.CAPTURING  # only on a GPU: a CPU captures nothing
@@ -399,30 +395,22 @@ class Fusion(Generic[P, R]):
         return Fusion.of(replace(spec, name=name or self.name, reference=reference, witness=witness, host=host))
 
 
+def _imported(module: str, path: str) -> Fusion[..., Any]:
+    """The fusion that was pickled by this name.
+
+    Raises
+    ------
+    UsageError
+        If there is none any more.
+    """
+    try:
+        found = operator.attrgetter(path)(importlib.import_module(module))
+    except (ImportError, AttributeError) as error:
+        found = error
+    if not isinstance(found, Fusion):
+        raise UsageError(f"a pickle names the fusion {module}.{path}, and there is none: {found!r}")
+    return found
+
+
 def _needs_gradient(args: tuple[Any, ...]) -> bool:
     return torch.is_grad_enabled() and any(isinstance(arg, Tensor) and arg.requires_grad for arg in args)
-
-
-def warm_up(op_or_model: Fusion | nn.Module, *calls: Sequence[Any] | Mapping[str, Any]) -> None:
-    """First sight for all signatures that a run will need.
-
-    A first sight compares and therefore waits for the device, and it can break a capture that another thread has open
-    in the global error mode: warm up before capturing.
-
-    Parameters
-    ----------
-    op_or_model
-        A fusion, or a module whose sites are to be warmed up by running it.
-    calls
-        One for each signature: the positional arguments, or for a module a mapping of keyword arguments.
-    """
-    with torch.no_grad():
-        for call in calls:
-            if isinstance(call, Tensor):
-                raise UsageError(
-                    "warm_up(op, *calls): a call is a tuple of arguments, not a tensor: warm_up(op, (x, …))"
-                )
-            if isinstance(call, Mapping):
-                op_or_model(**call)
-            else:
-                op_or_model(*call)

@@ -1,26 +1,32 @@
-"""What happens beside the verified path: first sight, looking again, and what is said when a kernel fails."""
+"""Beside the verified path: first sight, looking again, and what is said when a kernel fails or may not run."""
 
 from __future__ import annotations
 
 import contextlib
 import contextvars
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fusiongate.comparison.verdicts import Verdict
-from fusiongate.errors import BuildError, FallbackError, PoisonedDevice
+from fusiongate.errors import BuildError, FallbackError, PoisonedDevice, UsageError
 from fusiongate.platforms import environment
 
 from .counters import Tallies
 from .device_state import device_of, excuse, is_poisoned
+from .hidden_inputs import UNKNOWN, HiddenInputs, watched
+from .probes import live_copies
+from .routing import Router
 from .spec import FusionSpec
 from .states import Gate, Reason, Slot, State
 from .verification import FirstSight
 
-__all__ = ["Judge", "fell_back", "require_fused"]
+if TYPE_CHECKING:
+    from .fusion import Fusion
+
+__all__ = ["Judge", "fell_back", "require_fused", "warm_up"]
 
 _required: contextvars.ContextVar[bool] = contextvars.ContextVar("fusiongate_fused_required", default=False)
 
@@ -53,6 +59,31 @@ def fell_back(name: str, reason: str) -> None:
         raise FallbackError(name, "reference", str(reason))
 
 
+def warm_up(op_or_model: Fusion[..., Any] | nn.Module, *calls: Sequence[Any] | Mapping[str, Any]) -> None:
+    """First sight for all signatures that a run will need.
+
+    A first sight compares and therefore waits for the device, and it can break a capture that another thread has open
+    in the global error mode: warm up before capturing.
+
+    Parameters
+    ----------
+    op_or_model
+        A fusion, or a module whose sites are to be warmed up by running it.
+    calls
+        One for each signature: the positional arguments, or for a module a mapping of keyword arguments.
+    """
+    with torch.no_grad():
+        for call in calls:
+            if isinstance(call, Tensor):
+                raise UsageError(
+                    "warm_up(op, *calls): a call is a tuple of arguments, not a tensor: warm_up(op, (x, …))"
+                )
+            if isinstance(call, Mapping):
+                op_or_model(**call)
+            else:
+                op_or_model(*call)
+
+
 class Judge:
     """Looks at a kernel, tells its gate what came of it, and gives the caller the reference's result.
 
@@ -62,19 +93,24 @@ class Judge:
         What is on trial.
     gate
         Takes the verdicts.
+    router
+        Learns what was seen of the reference.
     tallies
         Counts the calls by path and reason.
     launch
         The kernel, its launches counted.
     """
 
-    def __init__(self, spec: FusionSpec, gate: Gate, tallies: Tallies, launch: Callable[..., Any]) -> None:
+    def __init__(
+        self, spec: FusionSpec, gate: Gate, router: Router, tallies: Tallies, launch: Callable[..., Any]
+    ) -> None:
         self._spec = spec
         self._gate = gate
+        self._router = router
         self._tallies = tallies
         self._launch = launch
 
-    def first_sight(self, slot: Slot, args: tuple[Any, ...], *, quiet: bool = False) -> tuple[Tensor, Verdict | str]:
+    def first_sight(self, slot: Slot, args: tuple[Any, ...], *, quiet: bool = False) -> tuple[Any, Verdict | str]:
         """The reference's result, and the verdict on the kernel; or the reason why there is none.
 
         Parameters
@@ -93,19 +129,30 @@ class Judge:
         PoisonedDevice
             If the kernel took the device with it.
         """
-        expected = self._spec.reference(*args)
-        if isinstance(expected, Tensor) and expected.requires_grad:
+        spec = self._spec
+        try:
+            before = self._apart(args)
+        except Exception as error:
+            reason = excuse(error, args)
+            if reason is None:
+                raise
+            return self._postpone(slot, reason, args, spec.reference(*args)), reason
+        expected = spec.reference(*args)
+        if torch.is_grad_enabled() and any(map(_requires_grad, spec.outputs(expected, args))):
             # No argument needs a gradient, but something that the reference holds does.
             return self._refer(expected, Reason.AUTOGRAD), Reason.AUTOGRAD
-        sight = FirstSight(self._spec, self._launch, args)
+        sight = FirstSight(spec, self._launch, before)
         try:
+            known = self._router.learn(self._hidden_inputs(before), slot, args)
+            if known is None:
+                return self._refer(expected, Reason.CAPACITY), Reason.CAPACITY
+            slot = known
             with torch.no_grad():
                 verdict = sight.verdict(expected)
         except Exception as error:
-            reason = excuse(error)
+            reason = excuse(error, args)
             if reason is not None:
-                self._postpone(slot, reason, expected)
-                return self._refer(expected, reason), reason
+                return self._postpone(slot, reason, args, expected), reason
             verdict = self.fail(slot, args, error, culprit=sight.running)
         else:
             if verdict:
@@ -118,7 +165,7 @@ class Judge:
         self._tallies.add(("reference", str(Reason.NO_KERNEL if missing else Reason.FIRST_SIGHT)))
         return expected, verdict
 
-    def look_again(self, slot: Slot, args: tuple[Any, ...], call: int) -> Tensor:
+    def look_again(self, slot: Slot, args: tuple[Any, ...], call: int) -> Any:
         """The reference's result, compared with the kernel's; on an asynchronous device a later call learns of it.
 
         Parameters
@@ -130,13 +177,21 @@ class Judge:
         call
             The number of the fused call.
         """
-        expected: Tensor = self._spec.reference(*args)
+        spec = self._spec
         try:
-            actual = self._launch(*args)
-            with torch.no_grad():
-                slot.recheck.compare(actual, expected, self._spec.contract_of(0), args, call)
+            before = self._apart(args)
         except Exception as error:
-            reason = excuse(error)
+            reason = excuse(error, args)
+            if reason is None:
+                raise
+            return self._refer(spec.reference(*args), reason)
+        expected = spec.reference(*args)
+        try:
+            actual = self._launch(*before)
+            with torch.no_grad():
+                self._compare_later(slot, spec.outputs(actual, before), spec.outputs(expected, args), args, call)
+        except Exception as error:
+            reason = excuse(error, args)
             if reason is not None:
                 return self._refer(expected, reason)
             self.fail(slot, args, error)
@@ -146,6 +201,28 @@ class Judge:
             fell_back(self._gate.name, slot.reason)
         self._tallies.add(("reference", str(Reason.RECHECK)))
         return expected
+
+    def _compare_later(
+        self, slot: Slot, actual: Sequence[Any], expected: Sequence[Any], args: tuple[Any, ...], call: int
+    ) -> None:
+        if len(actual) != len(expected):
+            story = f"a recheck found {len(actual)} outputs and expected {len(expected)}"
+            self._gate.refuse(slot, Reason.REFUSED, self._story(story, args))
+            return
+        for output, pair in enumerate(zip(actual, expected, strict=True)):
+            slot.recheck.compare(*pair, self._spec.contract_of(output), args, call)
+
+    def _apart(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The arguments as they are now, also after the reference has written to them."""
+        return live_copies(args).args if self._spec.written else args
+
+    def _hidden_inputs(self, args: tuple[Any, ...]) -> HiddenInputs:
+        try:
+            return watched(self._spec.reference, self._apart(args))
+        except Exception as error:
+            if excuse(error, args) is not None:
+                raise
+            return UNKNOWN
 
     def found_wrong(self, slot: Slot, args: tuple[Any, ...]) -> bool:
         """Whether a recheck has reported a wrong call, for which the signature is refused then."""
@@ -178,17 +255,19 @@ class Judge:
         self._gate.refuse(slot, Reason.REFUSED, self._story(story, args))
         return Verdict(False, "raised", self._spec.contract_of(0), 0, actual=story)
 
-    def _refer(self, expected: Tensor, reason: str) -> Tensor:
+    def _refer(self, expected: Any, reason: str) -> Any:
         fell_back(self._gate.name, reason)
         self._tallies.add(("reference", str(reason)))
         return expected
 
-    def _postpone(self, slot: Slot, reason: str, expected: Any) -> None:
+    def _postpone(self, slot: Slot, reason: str, args: tuple[Any, ...], expected: Any) -> Any:
         self._gate.record(
             reason, slot.signature, f"the comparison was not possible ({reason}); the next call tries again"
         )
-        if reason == Reason.OUT_OF_MEMORY and isinstance(expected, Tensor) and expected.is_cuda:
+        device = device_of(args)
+        if reason == Reason.OUT_OF_MEMORY and device is not None and device.type == "cuda":
             torch.cuda.empty_cache()  # only on a GPU: a CPU has no such cache
+        return self._refer(expected, reason)
 
     def _story(self, what: str, args: tuple[Any, ...]) -> str:
         """What happened, where, and what to do, for the one warning."""
@@ -203,6 +282,10 @@ class Judge:
             f"{what}\n  called with {operands}\n  on {where}\n  The reference's result was returned, and {refused} the "
             f"reference from now on. Report it with these lines; FUSIONGATE_DISABLE=1 switches all kernels off."
         )
+
+
+def _requires_grad(output: object) -> bool:
+    return isinstance(output, Tensor) and output.requires_grad
 
 
 def _described(arg: Any) -> str:

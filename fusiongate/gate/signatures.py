@@ -7,6 +7,7 @@ strides on dimensions of size 1, or a kernel that buckets its rows, cost a look-
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, TypeAlias
 
@@ -24,8 +25,10 @@ __all__ = [
     "Signature",
     "alignment",
     "call_key",
+    "extent",
     "is_plain_call",
     "not_plain",
+    "overlapping",
     "signature_of",
     "tensors_of",
 ]
@@ -41,6 +44,9 @@ ALIGNMENT = 64
 """Alignments are told apart up to this many bytes: no load asks for more, and torch aligns all memory at least so."""
 
 _OFFSET = ALIGNMENT - 1
+_SMALLEST = sys.float_info.min
+_FLUSHING = "flushing subnormal numbers"
+"""Torch can set that mode of a thread but not tell it; a halved smallest normal number shows it."""
 _PLAIN = frozenset({bool, int, type(None), str, torch.dtype, torch.device, torch.memory_format})
 
 
@@ -125,6 +131,8 @@ def call_key(args: Sequence[Any]) -> tuple[Hashable, ...] | str:
         return TRACING
     if _autocast_anywhere():
         parts.append(_autocast(args))
+    if _SMALLEST / 2 == 0.0:
+        parts.append(_FLUSHING)
     return tuple(parts)
 
 
@@ -140,6 +148,7 @@ def is_plain_call(args: Sequence[Any]) -> bool:
         or _jit_tracing() is not None
         or forward_ad._current_level >= 0
         or _autocast_anywhere()
+        or _SMALLEST / 2 == 0.0
     ):
         return False
     grad = _grad_enabled()
@@ -162,6 +171,65 @@ def not_plain(args: Sequence[Any]) -> bool:
         tensor.is_meta or tensor.is_quantized or tensor.layout is not torch.strided or tensor.is_conj()
         for tensor in tensors_of(args)
     )
+
+
+def overlapping(args: Sequence[Any], written: Sequence[int]) -> bool:
+    """Whether an argument that is written shares memory with another one, or with itself.
+
+    Parameters
+    ----------
+    args
+        The call's arguments.
+    written
+        The positions of those that are written; numbers and None may stand there too.
+    """
+    for position in written:
+        target = args[position] if position < len(args) else None
+        if not isinstance(target, Tensor):
+            continue
+        if any(stride == 0 and size > 1 for size, stride in zip(target.shape, target.stride(), strict=True)):
+            return True
+        others = (arg for place, arg in enumerate(args) if place != position and isinstance(arg, Tensor))
+        if any(_share_memory(target, other) for other in others):
+            return True
+    return False
+
+
+def _share_memory(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors have an element in common, or lie between each other in a way that is not looked through."""
+    apart = other.data_ptr() - one.data_ptr()
+    if apart >= extent(one) or -apart >= extent(other):
+        return False
+    if one.element_size() != other.element_size() or one.dim() != other.dim() or apart % one.element_size():
+        return True
+    steps: list[tuple[int, int, int]] = []
+    for size, stride, other_size, other_stride in zip(
+        one.shape, one.stride(), other.shape, other.stride(), strict=True
+    ):
+        if size > 1 and other_size > 1 and stride != other_stride:
+            return True
+        steps.append((stride if size > 1 else other_stride, 1 - other_size, size - 1))
+    # Equal strides, as of two slices of one tensor: do some whole steps lead from one's beginning to the other's?
+    return _reachable(apart // one.element_size(), sorted(steps, reverse=True))
+
+
+def extent(tensor: Tensor) -> int:
+    """Bytes from the first element's beginning to the last one's end."""
+    steps = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return (1 + steps) * tensor.element_size()
+
+
+def _reachable(distance: int, steps: Sequence[tuple[int, int, int]]) -> bool:
+    """Whether a sum of steps is a distance, each a stride with the fewest and the most times that it may be taken."""
+    if not steps:
+        return distance == 0
+    (stride, fewest, most), *rest = steps
+    if stride == 0:
+        return _reachable(distance, rest)
+    low = sum(step * times for step, times, _ in rest)
+    high = sum(step * times for step, _, times in rest)
+    first, last = max(fewest, -((high - distance) // stride)), min(most, (distance - low) // stride)
+    return any(_reachable(distance - stride * times, rest) for times in range(first, last + 1))
 
 
 def _autocast(args: Sequence[Any]) -> Hashable:
@@ -193,4 +261,5 @@ def signature_of(args: Sequence[Any], bucket: Callable[..., Hashable] | None) ->
             parts.append((arg.dtype, _layout(arg), alignment(arg), str(arg.device)))
         else:
             parts.append((type(arg).__name__, repr(arg)))
-    return (shapes, *parts, _autocast(args))
+    flushing = (_FLUSHING,) if _SMALLEST / 2 == 0.0 else ()
+    return (shapes, *parts, _autocast(args), *flushing)

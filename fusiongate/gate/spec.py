@@ -18,7 +18,7 @@ from .policies import Policy
 if TYPE_CHECKING:
     from .fusion import Fusion
 
-__all__ = ["Admission", "FusionSpec", "P", "R", "Witness", "never_declines", "returned"]
+__all__ = ["Admission", "FusionSpec", "P", "R", "Specified", "Witness", "never_declines", "returned"]
 
 P = ParamSpec("P", default=...)
 """The reference's parameters, which are the fusion's."""
@@ -176,3 +176,65 @@ class FusionSpec(Generic[P, R]):
         last = max(self.names.index(name) for name in bound.arguments)
         bound.apply_defaults()
         return bound.args[: last + 1]
+
+
+class Specified(Generic[P, R]):
+    """Whatever is made from a spec, and shows its fields."""
+
+    spec: FusionSpec[P, R]
+    """A variant is made of ``dataclasses.replace(spec, …)``."""
+
+    @property
+    def name(self) -> str:
+        """For messages, reports and snapshots."""
+        return self.spec.name
+
+    @property
+    def reference(self) -> Callable[P, R]:
+        """The eager chain."""
+        return self.spec.reference
+
+    @property
+    def fused(self) -> Callable[..., R]:
+        """The kernel's launcher."""
+        return self.spec.fused
+
+    @property
+    def declines(self) -> Callable[..., str | None]:
+        """The static predicate."""
+        return self.spec.declines
+
+    @property
+    def contract(self) -> Contract | tuple[Contract, ...]:
+        """What "same" means."""
+        return self.spec.contract
+
+    @property
+    def policy(self) -> Policy:
+        """How the gate behaves."""
+        return self.spec.policy
+
+    @property
+    def witness(self) -> Witness | None:
+        """The intermediate that is compared too."""
+        return self.spec.witness
+
+    @property
+    def grows(self) -> bool | Callable[[Sequence[Any], Sequence[Any]], bool]:
+        """Whether a probe may have a larger batch than the live call."""
+        return self.spec.grows
+
+    @property
+    def mutates_args(self) -> tuple[str, ...]:
+        """The arguments that are written."""
+        return self.spec.mutates_args
+
+    @property
+    def compile(self) -> Literal["expression", "op"]:
+        """What ``torch.compile`` sees."""
+        return self.spec.compile
+
+    @property
+    def host(self) -> Fusion | None:
+        """The same kernel built for the host."""
+        return self.spec.host

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import itertools
 import logging
+import os
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Literal, final
+from typing import Any, Literal, final
 
+from .hidden_inputs import Held
 from .policies import Policy, Recheck
 from .signatures import Signature
 
-__all__ = ["Decision", "Event", "Gate", "Path", "Reason", "Slot", "State"]
+__all__ = ["Decision", "Event", "Gate", "Path", "Reason", "Slot", "State", "free_after_fork"]
 
 log = logging.getLogger("fusiongate")
 
@@ -51,6 +54,8 @@ class Reason(StrEnum):
     """There was no memory for the comparison; it is tried again."""
     CAPACITY = "capacity"
     """The gate holds as many signatures as its policy allows."""
+    OVERLAPPING = "overlapping"
+    """An argument that is written shares memory with another one, or with itself."""
     DECLINES_RAISED = "declines-raised"
     """``declines`` or ``signature`` raised."""
     UNSUPPORTED_ARGUMENT = "unsupported-argument"
@@ -101,7 +106,7 @@ class Event:
 class Slot:
     """One signature's place in a gate. Read without a lock; written under the gate's."""
 
-    __slots__ = ("reason", "recheck", "refused_at", "signature", "since", "state")
+    __slots__ = ("held", "reason", "recheck", "refused_at", "signature", "since", "state")
 
     def __init__(self, signature: Signature) -> None:
         self.signature = signature
@@ -109,9 +114,28 @@ class Slot:
         self.reason: str = Reason.FIRST_SIGHT
         self.recheck = Recheck()
         """The fused calls since it was verified."""
+        self.held: Held = ()
+        """The tensors that the reference holds; one that needs a gradient keeps the kernel from calls with grad."""
         self.refused_at = 0.0
         self.since = itertools.count(1)
         """Calls since it was refused."""
+
+
+_locked: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def free_after_fork(owner: Any) -> None:
+    """See to it that a child of this process finds ``owner.lock`` free, whichever thread held it at the fork."""
+    _locked.add(owner)
+
+
+def _free_locks() -> None:
+    # A thread that held one is not in the child; the forking thread's own ``with`` gives back the lock that it took.
+    for owner in list(_locked):
+        owner.lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_free_locks)
 
 
 def _nothing() -> None:
@@ -136,6 +160,7 @@ class Gate:
         self.policy = policy
         self.lock = threading.RLock()
         """Held while a signature is looked at: a second caller waits for the verdict and makes none of its own."""
+        free_after_fork(self)
         self.on_withdrawal: Callable[[], None] = _nothing
         """Called under the lock when a verdict stops being one, before anybody is told."""
         self._clock = clock
@@ -212,6 +237,13 @@ class Gate:
         with self.lock:
             slot.state = State.UNSEEN
             self.on_withdrawal()
+
+    def clear(self) -> None:
+        """Forget every signature; no call may go by a verdict that there was."""
+        with self.lock:
+            for slot in self._slots.values():
+                self.withdraw(slot)
+            self._slots.clear()
 
     def _mark_refused(self, slot: Slot, reason: str) -> None:
         self.on_withdrawal()

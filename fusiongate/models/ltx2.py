@@ -8,6 +8,7 @@ where a norm stands in front. Both give the bits of the eager chain, whichever k
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 
 from fusiongate.errors import FusiongateError
 from fusiongate.gate.fusion import Fusion
-from fusiongate.gate.states import Reason, State
+from fusiongate.gate.states import Reason, State, free_after_fork
 from fusiongate.kernels import composite_rms_norm_modulate, modulate, rms_norm_modulate, rms_norm_modulate_high
 from fusiongate.sites import attach, site_of
 
@@ -118,13 +119,14 @@ def _at_site(op: Fusion, norm: Norm) -> Fusion:
 
 
 _fusions: OrderedDict[Norm, tuple[Fusion, ...]] = OrderedDict()
-_lock = threading.Lock()
+lock = threading.RLock()
+free_after_fork(sys.modules[__name__])
 
 
 def _exact_for(norm: Norm) -> tuple[Fusion, ...]:
     fusions = _fusions.get(norm)
     if fusions is None:
-        with _lock:
+        with lock:
             fusions = _fusions.setdefault(norm, tuple(_at_site(op, norm) for op in _ONE_LAUNCH))
             while len(_fusions) > _NORMS:
                 _fusions.popitem(last=False)

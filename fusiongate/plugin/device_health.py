@@ -92,7 +92,7 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def _gone(device: torch.device) -> bool:
-    from fusiongate.gate.device_state import excuse
+    from fusiongate.gate.device_state import is_of_a_capture, is_out_of_memory
 
     torch = sys.modules["torch"]
     if not torch.cuda.is_initialized():
@@ -100,5 +100,5 @@ def _gone(device: torch.device) -> bool:
     try:
         torch.cuda.synchronize(device)
     except RuntimeError as error:
-        return excuse(error) is None
+        return not (is_out_of_memory(error) or is_of_a_capture(error))
     return False

@@ -32,20 +32,56 @@ def test_the_host_s_allocator_runs_out_of_memory_too() -> None:
     assert is_out_of_memory(raised.value)
 
 
+def of_the_runtime(code: int) -> torch.AcceleratorError:
+    """As torch raises it, with the runtime's code."""
+    error = torch.AcceleratorError("CUDA error")
+    error.error_code = code
+    return error
+
+
 @pytest.mark.parametrize(
     "error, reason",
     [
         (torch.OutOfMemoryError("no"), "out-of-memory"),
-        (RuntimeError("CUDA error: operation not permitted when stream is capturing"), "capturing"),
-        (RuntimeError("CUDA error: operation failed due to a previous error during capture"), "capturing"),
-        (RuntimeError("operation would make the legacy stream depend on a capturing blocking stream"), "capturing"),
-        (RuntimeError("CUDA error: misaligned address"), None),
+        (of_the_runtime(900), "capturing"),
+        (of_the_runtime(901), "capturing"),
+        (of_the_runtime(906), "capturing"),
+        (of_the_runtime(716), None),
+        (torch.AcceleratorError("operation not permitted when stream is capturing"), None),
+        (RuntimeError("CUDA error: operation not permitted when stream is capturing"), None),
         (ValueError("capturing"), None),
     ],
-    ids=["memory", "forbidden", "broken", "legacy", "a-fault", "another-class"],
+    ids=["memory", "forbidden", "broken", "legacy", "a-fault", "no-code", "words", "another-class"],
 )
 def test_some_errors_say_nothing_about_the_kernel(error: Exception, reason: str | None) -> None:
-    assert reason == excuse(error)
+    assert reason == excuse(error, (torch.zeros(1),))
+
+
+@pytest.mark.parametrize(
+    "captured, answer, reason",
+    [
+        (True, None, "capturing"),
+        (False, of_the_runtime(900), "capturing"),
+        (False, of_the_runtime(716), None),
+        (False, RuntimeError("capturing"), None),
+        (False, None, None),
+    ],
+    ids=["this-stream", "elsewhere", "a-fault", "words", "none"],
+)
+def test_a_launchers_own_error_is_excused_by_what_the_stream_says(
+    monkeypatch: pytest.MonkeyPatch, captured: bool, answer: Exception | None, reason: str | None
+) -> None:
+    """Simulated: the device is a CPU's that says it is on a GPU."""
+
+    def synchronize() -> None:
+        if answer is not None:
+            raise answer
+
+    monkeypatch.setattr(surroundings, "device_of", lambda args: torch.device("cuda:0"))
+    monkeypatch.setattr(surroundings, "capturing", lambda args: captured)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(synchronize=synchronize))
+
+    assert reason == excuse(RuntimeError("a launcher's own words"), (torch.zeros(1),))
 
 
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError("no"), MemoryError()], ids=["device", "python"])
@@ -73,7 +109,7 @@ def test_a_cpu_is_neither_captured_nor_poisoned() -> None:
         (None, False),
         (RuntimeError("an illegal memory access was encountered"), True),
         (torch.OutOfMemoryError("no"), False),
-        (RuntimeError("operation not permitted when stream is capturing"), False),
+        (of_the_runtime(900), False),
     ],
     ids=["works", "gone", "no-memory", "captured-elsewhere"],
 )

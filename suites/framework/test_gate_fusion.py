@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from fusiongate.errors import FallbackError, UsageError
-from fusiongate.gate.fusion import Fusion, warm_up
-from fusiongate.gate.judging import require_fused
+from fusiongate.gate.fusion import Fusion
+from fusiongate.gate.judging import require_fused, warm_up
 from fusiongate.gate.policies import Policy
 from fusiongate.gate.states import Decision, State
 

@@ -244,3 +244,34 @@ def test_a_warning_survives_an_unknown_platform(
 
     assert "(no description of the platform: no driver answers)" in caplog.text
     assert "1 of 640 elements" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "operation not permitted when stream is capturing",
+        "operation failed due to a previous error during capture",
+        "could not capture the user's attention",
+    ],
+)
+@pytest.mark.parametrize("later", [False, True], ids=["from-the-start", "after-its-verdict"])
+def test_a_kernel_that_always_raises_is_refused_whatever_it_says(words: str, later: bool) -> None:
+    """That a stream is being captured is asked of the stream, and read from no message."""
+    raising = [not later]
+
+    def kernel(*args: Tensor) -> Tensor:
+        if raising[0]:
+            raise RuntimeError(words)
+        return right(*args)
+
+    op = fusion(kernel)
+    for _ in range(3):
+        assert same_bits(op(*rows()), chain(*rows()))
+        raising[0] = True
+    launched = op.launches
+    for _ in range(3):
+        assert same_bits(op(*rows()), chain(*rows()))
+
+    assert State.REFUSED is state_of(op)
+    assert launched == op.launches
+    assert 0 == op.counters["reference", "capturing"]

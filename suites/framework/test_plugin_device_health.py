@@ -238,7 +238,7 @@ def synchronize(device):
     "answer, initialised, ends",
     [
         ("raise RuntimeError('CUDA error: an illegal memory access was encountered')", True, True),
-        ("raise RuntimeError('operation not permitted when stream is capturing')", True, False),
+        ("error = torch.AcceleratorError(); error.error_code = 900; raise error", True, False),
         ("raise RuntimeError('CUDA error: no context')", False, False),
         ("return None", True, False),
     ],
