@@ -96,6 +96,11 @@ GATE_REASONS = {
         "the gate holds as many signatures as its policy allows, and this one is not among them",
         "raise `Policy(capacity=...)`, or bucket the shapes with `Fusion(..., signature=...)`",
     ),
+    Reason.OVERLAPPING: Explained(
+        "an argument that is written (`mutates_args`) shares memory with another one, or with itself: what is right on "
+        "copies may be wrong there",
+        "pass arguments that lie apart; slices of one tensor that have no element in common do",
+    ),
     Reason.DECLINES_RAISED: Explained(
         "`declines` or `signature` raised, or what `signature` gave cannot be hashed",
         "mend it: the warning has the exception",
