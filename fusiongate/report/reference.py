@@ -44,7 +44,7 @@ MARKS = {
 
 VARIABLES = {
     "FUSIONGATE_DISABLE": "switches all kernels off, for whatever is not empty or 0",
-    "FUSIONGATE_CACHE_DIR": "where built kernels are kept; default: the user's cache folder",
+    "FUSIONGATE_CACHE_DIR": "where built kernels are kept, writable by you alone; default: the user's cache folder",
     "FUSIONGATE_TORCH": "what this repository's nox sessions install as torch: a requirement, then options of pip",
 }
 """Each environment variable that is read."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import tempfile
@@ -35,15 +36,23 @@ def turn(device: torch.device, *, patience_s: float = _PATIENCE_S) -> Iterator[N
     Raises
     ------
     TimingError
-        Another process has held it longer than that.
+        Another process has held it longer than that, or there is no place for the lock.
     """
     path = lock_path(device)
     lock = FileLock(path, timeout=patience_s)
     try:
+        if path.is_symlink():
+            # Another user's, in a folder for all: to open it would empty what it leads to.
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
         lock.acquire()
     except Timeout as error:
         raise TimingError(
             f"{device}: another process has been measuring on it for {patience_s:.0f} s; end it, or wait ({path})"
+        ) from error
+    except OSError as error:
+        raise TimingError(
+            f"{device}: nothing shows that no other process measures on it: {path}: {error.strerror or error}; set "
+            f"TMPDIR to a folder that you may write"
         ) from error
     try:
         yield

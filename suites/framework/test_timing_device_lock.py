@@ -51,6 +51,26 @@ def test_a_turn_ends_with_a_failed_measurement() -> None:
         pass
 
 
+@pytest.mark.parametrize("obstacle", ["a folder", "a link of another user's", "no folder to put it into"])
+def test_where_no_lock_can_be_had_nothing_is_measured(obstacle: str, tmp_path: Path) -> None:
+    (tmp_path / "precious").write_text("kept")
+    path = lock_path(CPU)
+    if obstacle == "a folder":
+        path.mkdir()
+    elif obstacle == "a link of another user's":
+        path.symlink_to(tmp_path / "precious")
+    else:
+        (tmp_path / "precious").rename(tmp_path.with_name("precious"))
+        tmp_path.rmdir()
+        tmp_path.write_text("")
+    with (
+        pytest.raises(TimingError, match=r"^cpu: nothing shows .*set TMPDIR to a folder that you may write"),
+        turn(CPU),
+    ):
+        pass
+    assert obstacle == "no folder to put it into" or "kept" == (tmp_path / "precious").read_text()
+
+
 def test_each_gpu_has_a_lock_by_its_identity(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda d: types.SimpleNamespace(uuid=f"{d.index}/x"))
     names = {lock_path(torch.device("cuda", index)).name for index in (0, 1)}
