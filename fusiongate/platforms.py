@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from .errors import UsageError
-from .switches import switches
+from .switches import PORTABLE, switches
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Environment", "available_cores", "environment", "platform_of"]
+__all__ = ["Environment", "available_cores", "cpu_architecture", "environment", "platform_of"]
 
 _LIBRARIES = ("apache-tvm-ffi", "diffusers", "numpy", "nvidia-cublas", "pytorch-triton-rocm", "transformers", "triton")
 _MACHINES = {"amd64": "x86_64", "arm64": "aarch64"}
@@ -53,14 +53,19 @@ def platform_of(device: torch.device | str | int | None = None) -> str:
 
     chosen = _device(device)
     if chosen.type == "cpu":
-        machine = platform.machine().lower()
         capability = torch.backends.cpu.get_cpu_capability().lower()
         isa = "default" if capability in {"default", "no avx"} else capability.replace(" ", "-")
-        return f"cpu-{_MACHINES.get(machine, machine)}-{isa}"
+        return f"cpu-{cpu_architecture()}-{isa}"
     properties = torch.cuda.get_device_properties(chosen)
     if torch.version.hip:
         return f"rocm-{properties.gcnArchName.partition(':')[0]}"
     return f"cuda-sm_{properties.major}{properties.minor}"
+
+
+def cpu_architecture() -> str:
+    """Return the CPU's architecture by one name on every operating system: ``x86_64``, ``aarch64``."""
+    machine = platform.machine().lower()
+    return _MACHINES.get(machine, machine)
 
 
 def _device(device: torch.device | str | int | None) -> torch.device:
@@ -104,6 +109,16 @@ class Environment:
     """Versions of the libraries that compute or generate code, those that are installed."""
     switches: Mapping[str, str] = field(hash=False)
     """Settings of torch and environment variables that change arithmetic, those variables that are set."""
+
+    @property
+    def digest_platform(self) -> str:
+        """The platform that digests are kept under: ``cpu-x86_64`` where every library was held to one instruction set.
+
+        What was computed otherwise on a CPU is kept under its vector instructions, as :attr:`platform` has them.
+        """
+        if self.platform.startswith("cpu-x86_64-") and self.threads == 1 and PORTABLE.items() <= self.switches.items():
+            return "cpu-x86_64"
+        return self.platform
 
     def diff(self, other: Environment) -> list[str]:
         """What differs from here to ``other``, in words: ``torch 2.11.0+cu130 → 2.12.0+cu130``."""
@@ -193,7 +208,7 @@ def environment(device: torch.device | str | int | None = None) -> Environment:
         driver=_driver(bool(torch.version.hip)) if on_gpu else None,
         python=platform.python_version(),
         threads=torch.get_num_threads(),
-        libraries=dict(_libraries()),
+        libraries=dict(_libraries()) | ({} if on_gpu else _libc()),
         switches=switches(),
     )
 
@@ -218,6 +233,12 @@ def _libraries() -> tuple[tuple[str, str], ...]:
         except importlib.metadata.PackageNotFoundError:
             continue
     return tuple(found)
+
+
+def _libc() -> dict[str, str]:
+    """The C library, whose functions torch and NumPy call on a CPU."""
+    name, version = platform.libc_ver()
+    return {name: version} if name else {}
 
 
 @functools.cache

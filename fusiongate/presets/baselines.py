@@ -86,15 +86,16 @@ class Nondeterministic:
 def location(root: Path, environment: Environment, module: str, preset: str, size: str) -> Path:
     """Where a preset's record lies.
 
-    ``<platform>/<device>/torch-<x.y>/<test module>/<preset>.json``; on CPUs, whose vector instructions the platform
-    names, the device is ``any``.
+    ``<platform>/<device>/torch-<x.y>/<test module>/<preset>.json``, with the platform of digests; on CPUs the device
+    is ``any``.
     """
+    platform = environment.digest_platform
     device = "any"
-    if not environment.platform.startswith("cpu-"):
+    if not platform.startswith("cpu-"):
         device = re.sub(r"[^a-z0-9]+", "-", environment.device_name.lower()).strip("-")
     version = ".".join(environment.torch.split(".")[:2])
     name = preset if size == "tiny" else f"{preset}-{size}"
-    return root / environment.platform / device / f"torch-{version}" / module / f"{name}.json"
+    return root / platform / device / f"torch-{version}" / module / f"{name}.json"
 
 
 def loads(text: str, where: str) -> PresetRecord | Nondeterministic:

@@ -19,21 +19,29 @@ from typing import Any, Self
 import torch
 
 from fusiongate.errors import FusiongateError, UsageError
+from fusiongate.platforms import cpu_architecture
+from fusiongate.switches import PORTABLE
 
 from .op_bisect import OpRecord, trace
 from .records import PresetRecord
 from .registry import Preset, Size, lookup
 from .running import ArmRun, PresetRun, SiteCount, run_preset
 
-__all__ = ["CPU_SETTINGS", "PresetProcess", "ProcessFailed", "Task", "main", "run_fresh"]
-
-CPU_SETTINGS = {"MKL_CBWR": "COMPATIBLE", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-"""What a process needs before it loads torch, so that a CPU of the same vector instructions gives the same bits."""
+__all__ = ["PresetProcess", "ProcessFailed", "Task", "cpu_settings", "main", "run_fresh"]
 
 _TAIL = 3000
 """Characters of what a process printed that its error repeats."""
 
 _PATH = "FUSIONGATE_PARENT_PATH"
+
+
+def cpu_settings() -> dict[str, str]:
+    """Return what a process needs before it loads torch, so that its results on a CPU repeat on others.
+
+    One thread everywhere; on x86-64 also one instruction set for every library, which no other architecture has
+    been shown to hold.
+    """
+    return {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"} | (PORTABLE if cpu_architecture() == "x86_64" else {})
 
 
 class ProcessFailed(FusiongateError):
@@ -68,21 +76,29 @@ class PresetProcess:
     Parameters
     ----------
     device
-        Where its presets run: on a CPU it is given :data:`CPU_SETTINGS`.
+        Where its presets run: on a CPU it is given :func:`cpu_settings`.
     deterministic
         Whether torch is asked for operators that repeat, where it has them.
+    interpreter
+        What starts Python: an emulator of another CPU, say, and the interpreter that it is to run.
     """
 
-    def __init__(self, device: torch.device | str = "cpu", *, deterministic: bool = False) -> None:
+    def __init__(
+        self,
+        device: torch.device | str = "cpu",
+        *,
+        deterministic: bool = False,
+        interpreter: Sequence[str] = (sys.executable,),
+    ) -> None:
         self.device = torch.device(device)
         self._deterministic = deterministic
         self._printed = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115 - closed by close()
-        settings = dict(CPU_SETTINGS) if self.device.type == "cpu" else {}
+        settings = cpu_settings() if self.device.type == "cpu" else {}
         if deterministic:
             settings["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
         self._process = subprocess.Popen(
             # Not the working directory but what the parent imports from is searched: a folder could hide a library.
-            [sys.executable, "-P", "-m", "fusiongate.presets"],
+            [*interpreter, "-P", "-m", "fusiongate.presets"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._printed,
