@@ -150,7 +150,7 @@ class Md5Snapshot:
         if self._updates() and (kept is None or self._item.config.option.update_snapshots):
             return self._record(asked, run, path, kept)
         if kept is None:
-            return self._missing(asked.preset, run, path)
+            return self._missing(asked, run, path)
         if isinstance(kept, baselines.Nondeterministic):
             return self._held(asked, run, kept)
         return self._compared(asked, run, path, kept)
@@ -177,43 +177,63 @@ class Md5Snapshot:
         self._row(asked.preset, run, outcome, None if outcome == "recorded" else str(fresh), candidate)
         return None
 
-    def _missing(self, preset: Preset, run: PresetRun, path: Path) -> str | None:
-        command = f"pytest {shlex.quote(self._item.nodeid)} --snapshot-update"
-        story = f"no snapshot {self._relative(path)}; record it: {command}"
-        self._row(preset, run, "not run", story)
+    def _missing(self, asked: _Request, run: PresetRun, path: Path) -> str | None:
+        """Without a baseline, the two arms are still held against each other."""
+        from fusiongate.presets import baselines
+        from fusiongate.presets.records import first_difference
+
+        release = baselines.torch_release(run.record.environment)
+        baseline = f"no baseline for torch {release}: no snapshot {self._relative(path)}"
+        parted = first_difference(run.record.reference, run.record.fused)
+        drift = None if parted is None else self._drift(asked, run)
+        story: str | None = None
+        if faults := run.faults():
+            story = "it proves nothing: " + "; ".join(faults)
+        elif parted is not None and drift is None:
+            story = f"with kernels it gives something else than without, first at {parted}"
+        if story is not None:
+            self._row(asked.preset, run, "red", story)
+            return f"preset {asked.preset.name!r}: {story}\n  {baseline}"
+        story = f"{drift or 'arms agree'}; {baseline}; record it: {self._recording()}"
+        self._row(asked.preset, run, "not run", story)
         if options(self._item.config).missing == "skip":
             pytest.skip(f"not run: {story}")
-        return f"preset {preset.name!r}: {story}"
+        return f"preset {asked.preset.name!r}: {story}"
 
     def _compared(self, asked: _Request, run: PresetRun, path: Path, kept: PresetRecord) -> str | None:
         from fusiongate.presets import judge
-        from fusiongate.presets.records import first_difference
 
         story: str | None = None
         judgement = judge(kept, run.record)
         same = self._store(path, run.record.text(), any_difference=False)
-        if faults := run.record.faults():
+        if faults := run.faults():
             story = "it proves nothing: " + "; ".join(faults)
         elif not judgement or not same:
-            story = str(judgement)
-            again = asked.run_in_fresh_process()
-            drift = first_difference(run.record.reference, again.record.reference)
-            if drift is not None:
-                story = (
-                    f"it does not repeat: without kernels a second process gives something else, first at {drift}; "
-                    f"record that, and the operator: pytest {shlex.quote(self._item.nodeid)} --snapshot-update"
-                )
+            drift = self._drift(asked, run)
+            story = str(judgement) if drift is None else f"{drift}; record that, and the operator: {self._recording()}"
         self._row(asked.preset, run, "red" if story else "same", story)
         return story and f"preset {asked.preset.name!r}: {story}\n  snapshot: {self._relative(path)}"
+
+    def _drift(self, asked: _Request, run: PresetRun) -> str | None:
+        """Say where another process gives something else without any kernel; ``None`` where it does not."""
+        from fusiongate.presets.records import first_difference
+
+        again = asked.run_in_fresh_process()
+        drift = first_difference(run.record.reference, again.record.reference)
+        if drift is None:
+            return None
+        return f"it does not repeat: without kernels a second process gives something else, first at {drift}"
+
+    def _recording(self) -> str:
+        return f"pytest {shlex.quote(self._item.nodeid)} --snapshot-update"
 
     def _held(self, asked: _Request, run: PresetRun, kept: Nondeterministic) -> str | None:
         """A preset without an md5: no gate may refuse, and with torch's deterministic operators the arms must agree."""
         from fusiongate.presets.records import first_difference
 
         story: str | None = None
-        refused = [site.name for site in run.fused.sites if any("refused" in call for call in site.calls)]
-        if refused:
-            story = f"gates refused at {', '.join(refused)}"
+        if faults := run.faults():
+            story = "it proves nothing: " + "; ".join(faults)
         else:
             steady = asked.run_in_fresh_process(deterministic=True)
             parted = first_difference(steady.record.reference, steady.record.fused)

@@ -4,6 +4,8 @@ Numbers come from :mod:`fusiongate.presets.rng`; runs from :mod:`fusiongate.pres
 of their own.
 """
 
+from typing import TYPE_CHECKING, Any
+
 from fusiongate.errors import SnapshotError
 
 from .baselines import Nondeterministic, location, settle, stale
@@ -14,8 +16,10 @@ from .records import Difference, PresetRecord, first_difference
 from .registry import PRESETS, Preset, Run, Size, Steps, lookup, preset
 from .rng import fill, normal, uniform
 from .running import ArmRun, PresetRun, kernel_sources, missing_for, run_arm, run_preset, steps_of, usual_ops
-from .timings import HEADINGS, PresetTimes, TimedArm, time_preset
 from .worker import PresetProcess, run_fresh
+
+if TYPE_CHECKING:
+    from .timings import HEADINGS, PresetTimes, TimedArm, time_preset
 
 __all__ = [
     "HEADINGS",
@@ -57,3 +61,12 @@ __all__ = [
     "uniform",
     "usual_ops",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    # Their statistics take half as long to load as torch: every process of a preset would wait for what it never uses.
+    if name in {"HEADINGS", "PresetTimes", "TimedArm", "time_preset"}:
+        from . import timings
+
+        return getattr(timings, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -21,7 +21,7 @@ from .registry import Preset, Size
 from .running import PresetRun
 from .worker import PresetProcess, run_fresh
 
-__all__ = ["Nondeterministic", "establish", "load", "loads", "location", "settle", "stale"]
+__all__ = ["Nondeterministic", "establish", "load", "loads", "location", "settle", "stale", "torch_release"]
 
 _ATTEMPTS = 4
 """Pairs of processes that are compared operator by operator: what a preset leaves to chance may agree by chance."""
@@ -93,9 +93,13 @@ def location(root: Path, environment: Environment, module: str, preset: str, siz
     device = "any"
     if not platform.startswith("cpu-"):
         device = re.sub(r"[^a-z0-9]+", "-", environment.device_name.lower()).strip("-")
-    version = ".".join(environment.torch.split(".")[:2])
     name = preset if size == "tiny" else f"{preset}-{size}"
-    return root / platform / device / f"torch-{version}" / module / f"{name}.json"
+    return root / platform / device / f"torch-{torch_release(environment)}" / module / f"{name}.json"
+
+
+def torch_release(environment: Environment) -> str:
+    """Return the release of torch that records are kept by: ``2.13``."""
+    return ".".join(environment.torch.split(".")[:2])
 
 
 def loads(text: str, where: str) -> PresetRecord | Nondeterministic:
@@ -170,7 +174,7 @@ def settle(
         If nothing may be kept.
     """
     record = run.record
-    if faults := record.faults():
+    if faults := run.faults():
         raise SnapshotError(f"preset {preset.name!r} proves nothing and is not recorded: {'; '.join(faults)}")
     drift = first_difference(record.reference, again.record.reference)
     if drift is not None:

@@ -172,6 +172,8 @@ class PresetRecord:
         """Why this run proves nothing, one sentence each; empty where it does."""
         found = []
         for label, arm in (("fused", self.fused), ("reference", self.reference)):
+            if all(0 in tensor.shape for tensors in arm.values() for tensor in tensors.values()):
+                found.append(f"{label} arm: every tensor is empty")
             for step, tensors in arm.items():
                 for name, tensor in tensors.items():
                     where = f"{label} arm, step {step!r}, tensor {name!r}"

@@ -18,6 +18,7 @@ from fusiongate.gate.device_state import wait_for
 from fusiongate.gate.fusion import Fusion
 from fusiongate.jit import source_hash
 from fusiongate.platforms import environment
+from fusiongate.scanning.mounting import RewiredSite
 
 from .records import ArmRecord, PresetRecord, TensorRecord
 from .registry import Arm, Preset, Run, Size, Steps
@@ -48,6 +49,8 @@ class SiteCount:
     """Why none stands there."""
     calls: dict[str, int]
     """Calls by ``path (reason)``."""
+    refused: str | None = None
+    """What its gate said when it refused the kernel; ``None`` where it never did."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +79,11 @@ class PresetRun:
     """The arm with kernels."""
     reference: ArmRun
     """The arm without."""
+
+    def faults(self) -> list[str]:
+        """Why this run proves nothing about its kernels, one sentence each; empty where it does."""
+        refused = [f"the gate at {site.name} {site.refused}" for site in self.fused.sites if site.refused is not None]
+        return self.record.faults() + refused
 
 
 def usual_ops(device: torch.device | str) -> tuple[Fusion, ...]:
@@ -189,11 +197,17 @@ def run_arm(
             site.kind,
             site.reason,
             {f"{path} ({reason})": count for (path, reason), count in sorted(site.counters.items())},
+            _refusal(site),
         )
         for report in run.reports
         for site in report.sites
     )
     return ArmRun(steps, seconds, sites)
+
+
+def _refusal(site: RewiredSite) -> str | None:
+    events = [] if site.fusion is None else site.fusion.gate.events
+    return next((str(event) for event in events if event.kind == "refused"), None)
 
 
 def _digested(preset: Preset, step: str, tensors: object) -> dict[str, TensorRecord]:

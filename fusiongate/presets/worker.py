@@ -10,11 +10,11 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import IO, Any, Self
 
 import torch
 
@@ -96,15 +96,9 @@ class PresetProcess:
         settings = cpu_settings() if self.device.type == "cpu" else {}
         if deterministic:
             settings["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
-        self._process = subprocess.Popen(
-            # Not the working directory but what the parent imports from is searched: a folder could hide a library.
-            [*interpreter, "-P", "-m", "fusiongate.presets"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._printed,
-            env={**os.environ, **settings, _PATH: os.pathsep.join(sys.path)},
-            text=True,
-        )
+        # Not the working directory but what the parent imports from is searched: a folder could hide a library.
+        command = [*interpreter, "-P", "-m", "fusiongate.presets"]
+        self._process = _started(command, {**os.environ, **settings, _PATH: os.pathsep.join(sys.path)}, self._printed)
 
     def __enter__(self) -> Self:
         return self
@@ -173,6 +167,11 @@ class PresetProcess:
         return answer
 
 
+def _started(command: Sequence[str], variables: Mapping[str, str], printed: IO[str]) -> subprocess.Popen[str]:
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=printed, env=variables, text=True)
+
+
 def run_fresh(
     presets: Sequence[Preset],
     *,
@@ -213,7 +212,8 @@ def _answer(task: Task) -> dict[str, Any]:
     _load(task.module, Path(task.file) if task.file else None)
     preset = lookup(task.preset)
     device = torch.device(task.device)
-    torch.use_deterministic_algorithms(task.deterministic, warn_only=True)
+    if task.deterministic:  # switching it off as well would load the compiler, which takes longer than most presets
+        torch.use_deterministic_algorithms(True, warn_only=True)
     if task.traces:
         return {"ops": [astuple(op) for op in trace(preset, size=task.size, seed=task.seed, device=device)]}
     run = run_preset(preset, size=task.size, seed=task.seed, device=device)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
+from .forks import ForkServer
 from .projects import Modules, Project
 from .tiny_sources import write_tiny
 from .wheels import SOURCE, Distributions
@@ -82,3 +83,18 @@ def distributions(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> D
     folder = (base if worker_id == "master" else base.parent) / "distributions"
     with FileLock(f"{folder}.lock"):
         return Distributions.within(folder)
+
+
+@pytest.fixture(scope="session")
+def fork_server() -> Iterator[ForkServer]:
+    """What tests fork presets' processes from, so that each need not load torch anew."""
+    with ForkServer() as server:
+        yield server
+
+
+@pytest.fixture
+def forked(fork_server: ForkServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes of presets that are forked, for tests that are not about how one is started."""
+    from fusiongate.presets import worker
+
+    monkeypatch.setattr(worker, "_started", fork_server.start)

@@ -88,7 +88,7 @@ def test_nothing(md5_snapshot):
 
 
 @pytest.fixture
-def project(project: Project) -> Iterator[Project]:
+def project(project: Project, forked: None) -> Iterator[Project]:
     """A project with presets that a test can change through the environment."""
     project.write("project_presets.py", PROJECT)
     project.write("test_digests.py", TESTS)
@@ -125,16 +125,19 @@ def test_a_missing_snapshot_fails_with_the_command_that_records_it(project: Proj
 
     result.assert_outcomes(failed=1)
     result.stdout.re_match_lines(
-        [r"preset 'one': no snapshot kept/cpu-.*/any/torch-\d+\.\d+/test_digests/one\.json; .*"]
+        [
+            r"preset 'one': arms agree; no baseline for torch \d+\.\d+: no snapshot "
+            r"kept/cpu-[\w-]+/any/torch-\d+\.\d+/test_digests/one\.json; "
+            r"record it: pytest test_digests\.py::test_one --snapshot-update"
+        ]
     )
-    result.stdout.fnmatch_lines(["*; record it: pytest test_digests.py::test_one --snapshot-update"])
 
 
 def test_a_missing_snapshot_is_not_run_where_that_is_asked_for(project: Project) -> None:
     result = project.run("-k", "one", "--fusiongate-missing=skip", "-rs")
 
     result.assert_outcomes(skipped=1)
-    result.stdout.fnmatch_lines(["*not run: no snapshot kept/*one.json; record it: pytest *test_one --snapshot-update"])
+    result.stdout.fnmatch_lines(["*not run: arms agree; no baseline for torch *one.json; record it: pytest *-update"])
 
 
 def test_what_is_missing_may_be_recorded_in_a_run_that_says_so_and_fails(project: Project) -> None:
@@ -254,7 +257,7 @@ def test_an_update_with_workers_touches_what_ran_and_nothing_else(recorded: Proj
 def test_a_bare_update_deletes_nothing(recorded: Project) -> None:
     before = kept(recorded)
 
-    recorded.run("--snapshot-update", "test_digests.py::test_one", own_process=True).assert_outcomes(passed=1)
+    recorded.run("--snapshot-update", "test_digests.py::test_one").assert_outcomes(passed=1)
 
     assert before == kept(recorded)
 
