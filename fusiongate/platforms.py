@@ -235,6 +235,7 @@ def _libraries() -> tuple[tuple[str, str], ...]:
     return tuple(found)
 
 
+@functools.cache
 def _libc() -> dict[str, str]:
     """The C library, whose functions torch and NumPy call on a CPU."""
     name, version = platform.libc_ver()

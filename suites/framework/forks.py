@@ -13,7 +13,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import IO, Self
 
-__all__ = ["Forked", "ForkServer", "serve"]
+__all__ = ["ForkServer", "Forked", "serve"]
 
 _SERVER = "from fusiongate.suites.framework.forks import serve; serve(0)"
 
@@ -35,6 +35,7 @@ class ForkServer:
 
     def __exit__(self, *_: object) -> None:
         self._channel.close()
+        self._process.kill()
         self._process.wait()
 
     def start(self, command: Sequence[str], variables: Mapping[str, str], printed: IO[str]) -> Forked:

@@ -87,6 +87,50 @@ def test_a_cpu_is_keyed_by_machine_and_vector_isa(
     assert platform_of("cpu") == key
 
 
+HELD = made(platform="cpu-x86_64-default", threads=1, switches={**switches.PORTABLE, "cudnn.benchmark": "off"})
+
+
+def test_digests_of_a_process_that_was_held_to_one_instruction_set_are_any_x86_64_cpus() -> None:
+    assert "cpu-x86_64" == HELD.digest_platform
+
+
+@pytest.mark.parametrize(
+    ("other", "key"),
+    [
+        (dataclasses.replace(HELD, threads=2), "cpu-x86_64-default"),
+        (dataclasses.replace(HELD, platform="cpu-aarch64-sve256"), "cpu-aarch64-sve256"),
+        (dataclasses.replace(HELD, platform="cpu-x86_64-avx512", switches={}), "cpu-x86_64-avx512"),
+        *(
+            (dataclasses.replace(HELD, switches={**HELD.switches, name: "changed"}), "cpu-x86_64-default")
+            for name in switches.PORTABLE
+        ),
+        (made(), "cuda-sm_90"),
+    ],
+)
+def test_digests_of_any_other_process_are_its_platforms(other: Environment, key: str) -> None:
+    """A setting that is another, or missing, could be what moved the bits."""
+    assert key == other.digest_platform
+
+
+def test_the_c_library_stands_beside_a_cpus_results_and_not_beside_a_gpus(
+    gpu: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Torch and NumPy call its functions on a CPU."""
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "a GPU")
+    monkeypatch.setattr(platforms, "_libc", lambda: {"glibc": "2.99"})
+
+    assert "2.99" == environment("cpu").libraries["glibc"]
+    assert "glibc" not in environment("cuda").libraries
+
+
+@pytest.mark.parametrize(("told", "expected"), [(("glibc", "2.36"), {"glibc": "2.36"}), (("", ""), {})])
+def test_a_c_library_that_python_does_not_know_is_left_out(
+    monkeypatch: pytest.MonkeyPatch, told: tuple[str, str], expected: dict[str, str]
+) -> None:
+    monkeypatch.setattr(platform, "libc_ver", lambda: told)
+    assert expected == platforms._libc.__wrapped__()
+
+
 @pytest.mark.parametrize(
     ("device", "message"),
     [

@@ -13,6 +13,7 @@ from fusiongate.platforms import environment
 from fusiongate.presets import Nondeterministic, PresetRecord, PresetRun, location, run_preset, settle, stale
 from fusiongate.presets.baselines import load, loads
 from fusiongate.presets.records import ArmRecord
+from fusiongate.switches import PORTABLE
 
 from .toy_presets import flat, noisy, steady
 
@@ -41,6 +42,7 @@ def faulty(run: PresetRun, arm: str, step: str = "output") -> PresetRun:
     ("platform", "device", "torch_version", "size", "expected"),
     [
         ("cpu-x86_64-avx512", "AMD EPYC", "2.13.0+cpu", "tiny", "cpu-x86_64-avx512/any/torch-2.13/test_it/toy.json"),
+        ("cpu-x86_64-default", "AMD EPYC", "2.13.0+cpu", "tiny", "cpu-x86_64/any/torch-2.13/test_it/toy.json"),
         (
             "cuda-sm_90",
             "NVIDIA H200",
@@ -60,8 +62,11 @@ def faulty(run: PresetRun, arm: str, step: str = "output") -> PresetRun:
 def test_a_record_lies_by_platform_device_and_torch(
     platform: str, device: str, torch_version: str, size: str, expected: str
 ) -> None:
-    """Another vector instruction set, another card or another torch has a record of its own."""
-    where = dataclasses.replace(HERE, platform=platform, device_name=device, torch=torch_version)
+    """Another card or another torch has a record of its own, and a CPU whose libraries were not held to one code."""
+    switches = PORTABLE if platform.endswith("-default") else {}
+    where = dataclasses.replace(
+        HERE, platform=platform, device_name=device, torch=torch_version, threads=1, switches=switches
+    )
 
     assert Path("root", expected) == location(Path("root"), where, "test_it", "toy", size)
 
@@ -85,6 +90,7 @@ def test_outputs_that_prove_nothing_are_not_kept() -> None:
         settle(flat, empty, empty, device=CPU)
 
 
+@pytest.mark.usefixtures("forked")
 def test_a_run_that_does_not_repeat_is_a_finding_with_its_operator() -> None:
     one = run_preset(noisy, ops=())
 

@@ -75,6 +75,14 @@ def test_outputs_that_are_constant_or_not_finite_are_faults() -> None:
     assert "tensor 'y'" in faults[1]
 
 
+def test_an_arm_in_which_every_tensor_is_empty_is_a_fault() -> None:
+    """An empty tensor has the md5 of nothing; beside others it may be right."""
+    empty = tensor("a", shape=(2, 0))
+
+    assert ["reference arm: every tensor is empty"] == record(arm("a"), {"step 0": {"x": empty, "y": empty}}).faults()
+    assert [] == record(arm("a"), {"step 0": {"x": empty, "y": tensor("b")}}).faults()
+
+
 def test_a_run_that_means_something_has_no_faults() -> None:
     steps = run_arm(steady, "reference", device=torch.device("cpu")).steps
 

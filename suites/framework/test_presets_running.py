@@ -122,8 +122,9 @@ def test_a_presets_sizes_are_known_ones() -> None:
         preset("of-this-test", sizes=["huge"])(lambda run: iter(()))  # type: ignore[list-item]
 
 
-def test_two_modules_cannot_declare_one_name() -> None:
+def test_two_modules_cannot_declare_one_name(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same file under a second name, as installed package say, is no other module."""
+    monkeypatch.setitem(PRESETS, "steady", steady)
     again = declared("steady", steady.steps, sizes=["tiny"], devices=["cpu"], needs=[], module=steady.module)
     assert again.file == steady.file
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import platform
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 from fusiongate.errors import UsageError
+from fusiongate.platforms import cpu_architecture, environment
 from fusiongate.presets import (
     PRESETS,
     Preset,
@@ -23,7 +25,8 @@ from fusiongate.presets import (
     run_preset,
 )
 from fusiongate.presets.op_bisect import OpRecord, fingerprint, trace
-from fusiongate.presets.worker import ProcessFailed
+from fusiongate.presets.worker import ProcessFailed, cpu_settings
+from fusiongate.switches import PORTABLE
 
 from .toy_presets import flat, noisy, steady
 
@@ -65,8 +68,27 @@ def test_another_process_gives_the_same_and_runs_several_one_after_another() -> 
     assert judge(here.record, first.record)
     assert judge(here.record, second.record)
     assert here.fused.calls() == first.fused.calls()
-    assert "COMPATIBLE" == first.record.environment.switches["MKL_CBWR"]
-    assert 1 == first.record.environment.threads
+
+
+def test_a_process_on_a_cpu_is_held_to_one_thread_and_one_instruction_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever else the environment that it is started in asks for; the environment that is recorded says so."""
+    monkeypatch.setenv("ATEN_CPU_CAPABILITY", "avx2")
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+
+    (run,) = run_fresh([steady])
+
+    where = run.record.environment
+    assert 1 == where.threads
+    if cpu_architecture() == "x86_64":
+        assert PORTABLE.items() <= where.switches.items()
+        assert ("cpu-x86_64-default", "cpu-x86_64") == (where.platform, where.digest_platform)
+    else:
+        assert environment("cpu").platform == where.platform == where.digest_platform
+
+
+def test_an_architecture_that_was_not_shown_to_repeat_keeps_its_instructions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(platform, "machine", lambda: "arm64")
+    assert {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"} == cpu_settings()
 
 
 def test_what_a_preset_prints_is_no_answer(elsewhere: Preset) -> None:
@@ -75,6 +97,7 @@ def test_what_a_preset_prints_is_no_answer(elsewhere: Preset) -> None:
     assert ["output"] == list(run.record.reference)
 
 
+@pytest.mark.usefixtures("forked")
 def test_a_process_that_dies_is_reported_with_what_it_printed(elsewhere: Preset) -> None:
     with (
         pytest.raises(ProcessFailed, match=r"(?s)the process that ran it exited with 7.*talks past python"),
@@ -83,6 +106,7 @@ def test_a_process_that_dies_is_reported_with_what_it_printed(elsewhere: Preset)
         process.run(elsewhere, seed=1)
 
 
+@pytest.mark.usefixtures("forked")
 def test_an_error_of_a_preset_is_raised_here_and_the_process_lives_on(elsewhere: Preset) -> None:
     with PresetProcess() as process:
         with pytest.raises(UsageError, match="not with this seed"):
@@ -90,6 +114,7 @@ def test_an_error_of_a_preset_is_raised_here_and_the_process_lives_on(elsewhere:
         assert process.run(elsewhere).record.preset == "elsewhere"
 
 
+@pytest.mark.usefixtures("forked")
 def test_a_bug_of_a_preset_is_reported_with_its_traceback(elsewhere: Preset) -> None:
     with pytest.raises(ProcessFailed, match='KeyError: "a bug of the preset\'s"'), PresetProcess() as process:
         process.run(elsewhere, seed=3)
@@ -101,6 +126,7 @@ def test_presets_of_a_test_package_are_found_in_another_process() -> None:
     assert lookup("steady") is steady
 
 
+@pytest.mark.usefixtures("forked")
 def test_where_two_processes_part_the_operator_and_its_step_are_named() -> None:
     with PresetProcess() as one, PresetProcess() as other:
         found = parting(one.trace(noisy), other.trace(noisy))

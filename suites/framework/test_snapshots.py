@@ -18,8 +18,10 @@ from .projects import Project
 
 PROJECT = '''
 import os
+import time
 import torch
 from torch import nn
+from fusiongate import Fusion
 from fusiongate.presets import preset
 
 def changed(run):
@@ -45,6 +47,32 @@ def restless(run):
     generator = torch.Generator().manual_seed(os.getpid() if "STEADY" not in os.environ else 1)
     yield "output", {"x": torch.rand(4, generator=generator) + changed(run)}
 
+@preset("erratic")
+def erratic(run):
+    generator = torch.Generator().manual_seed(time.time_ns())
+    yield "output", {"x": torch.rand(4, generator=generator)}
+
+def modulated(x, scale, shift):
+    return x * (1 + scale) + shift
+
+def wrong(x, scale, shift):
+    return modulated(x, scale, shift) + 1
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.LayerNorm(8, elementwise_affine=False)
+
+    def forward(self, x, scale, shift):
+        return self.norm(x) * (1 + scale) + shift
+
+@preset("mounted")
+def mounted(run):
+    fused = wrong if "WRONG" in os.environ else modulated
+    run.ops = (Fusion("modulate", reference=modulated, fused=fused),)
+    model = run.model("model", Block)
+    yield "output", {"x": model(*(run.normal(name, 2, size, 8) for name, size in [("x", 3), ("a", 1), ("b", 1)]))}
+
 @preset("idle")
 def idle(run):
     yield "output", {"x": torch.zeros(4)}
@@ -61,7 +89,7 @@ def elsewhere(run):
 
 TESTS = """
 import pytest
-from project_presets import elsewhere, fatal, idle, one, restless, two
+from project_presets import elsewhere, erratic, fatal, idle, mounted, one, restless, two
 
 @pytest.mark.preset(one)
 def test_one(md5_snapshot):
@@ -72,6 +100,12 @@ def test_two(md5_snapshot):
 
 def test_restless(md5_snapshot):
     md5_snapshot.check(restless)
+
+def test_erratic(md5_snapshot):
+    md5_snapshot.check(erratic)
+
+def test_mounted(md5_snapshot):
+    md5_snapshot.check(mounted)
 
 def test_idle(md5_snapshot):
     md5_snapshot.check(idle)
@@ -94,7 +128,7 @@ def project(project: Project, forked: None) -> Iterator[Project]:
     project.write("test_digests.py", TESTS)
     project.write("pytest.ini", "[pytest]\npythonpath = .\nfusiongate_snapshots = kept\nfusiongate_device = host\n")
     yield project
-    for name in ("one", "two", "restless", "idle", "fatal", "elsewhere"):
+    for name in ("one", "two", "restless", "erratic", "mounted", "idle", "fatal", "elsewhere"):
         PRESETS.pop(name, None)
 
 
@@ -125,12 +159,9 @@ def test_a_missing_snapshot_fails_with_the_command_that_records_it(project: Proj
 
     result.assert_outcomes(failed=1)
     result.stdout.re_match_lines(
-        [
-            r"preset 'one': arms agree; no baseline for torch \d+\.\d+: no snapshot "
-            r"kept/cpu-[\w-]+/any/torch-\d+\.\d+/test_digests/one\.json; "
-            r"record it: pytest test_digests\.py::test_one --snapshot-update"
-        ]
+        [r"preset 'one': arms agree; no baseline for torch (\d+\.\d+): no snapshot kept/cpu-[\w-]+/any/torch-\1/.*"]
     )
+    result.stdout.fnmatch_lines(["*/one.json; record it: pytest test_digests.py::test_one --snapshot-update"])
 
 
 def test_a_missing_snapshot_is_not_run_where_that_is_asked_for(project: Project) -> None:
@@ -138,6 +169,64 @@ def test_a_missing_snapshot_is_not_run_where_that_is_asked_for(project: Project)
 
     result.assert_outcomes(skipped=1)
     result.stdout.fnmatch_lines(["*not run: arms agree; no baseline for torch *one.json; record it: pytest *-update"])
+
+
+def test_without_a_baseline_arms_that_part_are_red_all_the_same(project: Project) -> None:
+    """A new torch has none, and its kernels can be wrong."""
+    project.setenv("KERNEL", "1")
+
+    result = project.run("-k", "one", "--fusiongate-missing=skip")
+
+    result.assert_outcomes(failed=1)
+    result.stdout.re_match_lines(
+        [
+            r"preset 'one': with kernels it gives something else than without, first at step 'second', tensor 'x': .*",
+            r"  no baseline for torch \d+\.\d+: no snapshot kept/.*/one\.json",
+        ]
+    )
+    (row,) = project.ledger.of_kind("digest")
+    assert "red" == row.payload["outcome"]
+
+
+def test_without_a_baseline_arms_of_a_preset_that_does_not_repeat_prove_nothing(project: Project) -> None:
+    """They part by chance, not by a kernel's fault."""
+    result = project.run("-k", "erratic", "--fusiongate-missing=skip", "-rs")
+
+    result.assert_outcomes(skipped=1)
+    result.stdout.fnmatch_lines(["*not run: it does not repeat: *; no baseline for torch *"])
+
+
+@pytest.mark.parametrize("missing", ["fail", "skip"])
+def test_without_a_baseline_a_kernel_that_its_gate_refused_is_red(project: Project, missing: str) -> None:
+    """The arms agree: both are the reference's."""
+    project.run("-k", "mounted", "--fusiongate-missing=skip").assert_outcomes(skipped=1)
+    project.setenv("WRONG", "1")
+
+    result = project.run("-k", "mounted", f"--fusiongate-missing={missing}")
+
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(
+        ["preset 'mounted': it proves nothing: the gate at Block:project_presets.py:* refused: *"]
+    )
+
+
+def test_a_kernel_that_its_gate_refused_is_neither_recorded_nor_the_same(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project.setenv("WRONG", "1")
+    result = project.run("-k", "mounted", "--snapshot-update")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["preset 'mounted' proves nothing and is not recorded: the gate at * refused: *"])
+    assert {} == kept(project)
+
+    monkeypatch.delenv("WRONG")
+    project.run("-k", "mounted", "--snapshot-update").assert_outcomes(passed=1)
+    project.run("-k", "mounted").assert_outcomes(passed=1)
+
+    project.setenv("WRONG", "1")
+    result = project.run("-k", "mounted")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["preset 'mounted': it proves nothing: the gate at * refused: *"])
 
 
 def test_what_is_missing_may_be_recorded_in_a_run_that_says_so_and_fails(project: Project) -> None:
@@ -246,7 +335,7 @@ def test_an_update_with_workers_touches_what_ran_and_nothing_else(recorded: Proj
     before = kept(recorded)
     recorded.setenv("REFERENCE", "1")
 
-    recorded.run("-n", "2", "-k", "two", "--snapshot-update", own_process=True).assert_outcomes(passed=1)
+    recorded.run("-n", "2", "-k", "two", "--snapshot-update").assert_outcomes(passed=1)
 
     after = kept(recorded)
     assert before.keys() == after.keys()
