@@ -243,8 +243,8 @@ def _in_lanes(session: nox.Session, *arguments: str) -> None:
 def missing_baselines(environment: Mapping[str, str], platform_key: str, recorded: Sequence[str]) -> str:
     """What a missing baseline means: what runs unattended has to have its own.
 
-    Two kinds of machine need not: somebody's own, and a CPU of a kind that has no snapshots at all, because a hosted
-    runner has whichever CPU is free. Either names each baseline that it was not compared with as not run.
+    Two kinds of machine need not: somebody's own, and a CPU of an architecture that has no snapshots at all. Either
+    names each baseline that it was not compared with as not run.
     """
     if environment.get("CI") and (not platform_key.startswith("cpu-") or platform_key in recorded):
         return "--fusiongate-missing=fail"
@@ -252,7 +252,9 @@ def missing_baselines(environment: Mapping[str, str], platform_key: str, recorde
 
 
 def _missing_baselines(session: nox.Session) -> str:
-    platform_key = str(_python(session, "-c", PLATFORM, silent=True, log=False)).strip().splitlines()[-1]
+    told = str(_python(session, "-c", PLATFORM, silent=True, log=False)).strip().splitlines()[-1]
+    # Whatever vector instructions an x86-64 CPU has, its digests are the same.
+    platform_key = "cpu-x86_64" if told.startswith("cpu-x86_64-") else told
     recorded = [folder.name for folder in ROOT.glob("snapshots/*")]
     chosen = missing_baselines(os.environ, platform_key, recorded)
     if platform_key not in recorded:
@@ -377,6 +379,18 @@ def minimums(session: nox.Session) -> None:
     session.install(torch, *torch_arguments(None, platform.system(), HAS_NVIDIA, cpu_index_answers)[1:])
     session.install("-e", ".", *pins, *nox.project.dependency_groups(PROJECT, "test"))
     _pytest(session, *TESTS_AND_KERNELS, *IN_PARALLEL, "--fusiongate-device=host", _missing_baselines(session))
+
+
+@nox.session(venv_backend="none", default=False)
+def portable(session: nox.Session) -> None:
+    """Hold every preset's digests on emulated x86-64 CPUs against those of this one; takes qemu-user, and minutes."""
+    if shutil.which("qemu-x86_64") is None:
+        session.error("no qemu-x86_64: apt-get install qemu-user")
+    _install(session, "suite")
+    session.env["FUSIONGATE_EMULATE"] = "1"
+    # A group is a CPU, whose process runs one preset after another.
+    by_cpu = ["-n", "auto", "--dist", "loadgroup", "--fusiongate-device=host"]
+    _pytest(session, "suites/models/test_portable.py", *by_cpu)
 
 
 @nox.session(default=False)

@@ -18,7 +18,7 @@ from fusiongate.gate.device_state import wait_for
 from fusiongate.gate.fusion import Fusion
 from fusiongate.jit import source_hash
 from fusiongate.platforms import environment
-from fusiongate.scanning.mounting import RewiredSite
+from fusiongate.scanning.rewire import RewiredSite
 
 from .records import ArmRecord, PresetRecord, TensorRecord
 from .registry import Arm, Preset, Run, Size, Steps

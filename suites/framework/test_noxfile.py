@@ -301,9 +301,9 @@ def test_both_lanes_are_run_and_judged(noxfile: ModuleType, beside: int, alone: 
 @pytest.mark.parametrize(
     ("environment", "platform", "expected"),
     [
-        ({}, "cpu-x86_64-avx512", "skip"),
-        ({"CI": "true"}, "cpu-x86_64-avx512", "fail"),
-        ({"CI": "true"}, "cpu-x86_64-avx2", "skip"),
+        ({}, "cpu-x86_64", "skip"),
+        ({"CI": "true"}, "cpu-x86_64", "fail"),
+        ({"CI": "true"}, "cpu-aarch64-sve256", "skip"),
         ({"CI": "true"}, "cuda-sm_90", "fail"),
         ({"CI": "true"}, "rocm-gfx942", "fail"),
     ],
@@ -311,15 +311,25 @@ def test_both_lanes_are_run_and_judged(noxfile: ModuleType, beside: int, alone: 
 def test_unattended_runs_have_baselines_unless_nobody_has_recorded_their_cpu(
     noxfile: ModuleType, environment: dict[str, str], platform: str, expected: str
 ) -> None:
-    recorded = ["cpu", "cpu-x86_64-avx512", "cuda-sm_90"]
+    recorded = ["cpu", "cpu-x86_64", "cuda-sm_90"]
     assert f"--fusiongate-missing={expected}" == noxfile.missing_baselines(environment, platform, recorded)
 
 
 def test_a_platform_without_snapshots_is_named(noxfile: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CI", "true")
-    fake = FakeSession("a library's greeting\ncpu-x86_64-unheard-of\n")
+    fake = FakeSession("a library's greeting\ncpu-unheard-of\n")
     assert "--fusiongate-missing=skip" == noxfile._missing_baselines(fake)
-    assert ["no snapshots of cpu-x86_64-unheard-of: --fusiongate-missing=skip"] == fake.warned
+    assert ["no snapshots of cpu-unheard-of: --fusiongate-missing=skip"] == fake.warned
+
+
+@pytest.mark.parametrize("instructions", ["avx512", "avx2", "default"])
+def test_an_x86_64_cpu_has_its_baselines_whatever_its_vector_instructions(
+    noxfile: ModuleType, monkeypatch: pytest.MonkeyPatch, instructions: str
+) -> None:
+    monkeypatch.setenv("CI", "true")
+    fake = FakeSession(f"cpu-x86_64-{instructions}\n")
+    assert "--fusiongate-missing=fail" == noxfile._missing_baselines(fake)
+    assert [] == fake.warned
 
 
 def test_actionlint_runs_where_it_is_installed(

@@ -184,7 +184,7 @@ def test_without_a_baseline_arms_that_part_are_red_all_the_same(project: Project
             r"  no baseline for torch \d+\.\d+: no snapshot kept/.*/one\.json",
         ]
     )
-    (row,) = project.ledger.of_kind("digest")
+    (row,) = project.rows("digest")
     assert "red" == row.payload["outcome"]
 
 

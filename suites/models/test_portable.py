@@ -1,0 +1,53 @@
+"""The digests of every preset on emulated x86-64 CPUs: ``nox -s portable``, which takes minutes."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from fusiongate.platforms import cpu_architecture
+from fusiongate.presets import Preset, PresetProcess, judge
+
+from .catalogue import ALL
+from .functions import functions
+
+if "FUSIONGATE_EMULATE" not in os.environ:
+    pytest.skip("not run: an emulator takes minutes: nox -s portable", allow_module_level=True)
+if cpu_architecture() != "x86_64":
+    pytest.skip("not run: the digests of x86-64 CPUs need one", allow_module_level=True)
+if shutil.which("qemu-x86_64") is None:
+    pytest.skip("not run: no qemu-x86_64: apt-get install qemu-user", allow_module_level=True)
+
+CPUS = [
+    # SSE4.2 and no AVX; AVX2 and fused multiply-adds; the same from the other maker, whose libraries may choose by it.
+    pytest.param(cpu, marks=pytest.mark.xdist_group(cpu))
+    for cpu in ("Nehalem", "Haswell", "EPYC")
+]
+
+
+@pytest.fixture(scope="module")
+def here() -> Iterator[PresetProcess]:
+    """A process on this machine's CPU."""
+    with PresetProcess() as process:
+        yield process
+
+
+@pytest.fixture(scope="module")
+def elsewhere(request: pytest.FixtureRequest) -> Iterator[PresetProcess]:
+    """A process on another CPU."""
+    with PresetProcess(interpreter=("qemu-x86_64", "-cpu", request.param, sys.executable)) as process:
+        yield process
+
+
+@pytest.mark.parametrize("elsewhere", CPUS, indirect=True)
+@pytest.mark.parametrize("preset", [functions, *ALL], ids=lambda preset: preset.name)
+def test_a_presets_digests_are_the_same_on_another_cpu(
+    preset: Preset, here: PresetProcess, elsewhere: PresetProcess
+) -> None:
+    judgement = judge(here.run(preset).record, elsewhere.run(preset).record)
+
+    assert judgement, str(judgement)
