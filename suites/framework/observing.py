@@ -11,12 +11,19 @@ __all__ = ["cell", "prepare"]
 CONFTEST = """
 import os, signal
 import pytest
+from fusiongate.platforms import Environment
 from fusiongate.plugin.rows import record
+
+# To ask for this machine's takes torch, in every worker.
+HERE = Environment(
+    platform="cpu-made-up", device_name="none", torch="none", runtime=None, driver=None, python="3", threads=1,
+    libraries={}, switches={},
+)
 
 @pytest.fixture
 def observe(request):
     def observe(**cell):
-        record(request.node, "cell", cell["subject"], cell)
+        record(request.node, "cell", cell["subject"], cell, HERE)
     return observe
 """
 

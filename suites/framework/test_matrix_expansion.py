@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -92,16 +93,19 @@ def test_cells_are_the_same_in_another_process() -> None:
         "import fusiongate.matrix as matrix, fusiongate.subjects as subjects, json\n"
         "same = lambda x, scale, shift: x\n"
         "cells = matrix.Matrix(subjects.Subject('residual-gate', same, same, 'json:dumps')).cells()\n"
-        "print(json.dumps([cell.id for cell in cells]))"
+        "found = json.dumps([cell.id for cell in cells])"
     )
-    outputs = {
-        subprocess.run(
-            [sys.executable, "-c", code], env={"PYTHONHASHSEED": seed, "PYTHONPATH": ":".join(sys.path)},
-            capture_output=True, text=True, check=True,
-        ).stdout
-        for seed in ("1", "2")
-    }  # fmt: skip
-    assert 1 == len(outputs)
+    here: dict[str, str] = {}
+    exec(code, {}, here)
+    seed = "1" if os.environ.get("PYTHONHASHSEED") != "1" else "2"
+    there = subprocess.run(
+        [sys.executable, "-c", f"{code}\nprint(found)"],
+        env={"PYTHONHASHSEED": seed, "PYTHONPATH": ":".join(sys.path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert here["found"] == there.stdout.strip()
 
 
 def test_must_launch_covers_its_layouts_in_every_launchable_dtype_and_size() -> None:

@@ -1,4 +1,4 @@
-"""`device_benchmark` in a project: its rows are pytest-benchmark's own, serially and with workers."""
+"""`device_benchmark` in a project: its rows are pytest-benchmark's own; test_cases_runs.py tries it with workers."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from fusiongate.timing.recorded import read_run
 
 from .projects import Project
 
@@ -112,21 +110,6 @@ def test_a_run_without_our_rows_is_left_as_pytest_benchmark_makes_it(project: Pr
     machine = json.loads((project.path / "run.json").read_text())["machine_info"]
     assert "fusiongate" not in machine
     assert {"node", "release"} <= set(machine)
-
-
-def test_with_workers_the_same_rows_arrive_at_the_controller(timed: Project) -> None:
-    write(
-        timed,
-        "@pytest.mark.parametrize('tokens', ['4', '8', '16'])",
-        "def test_adaln(device_benchmark, tokens): device_benchmark(op, *operands(int(tokens)), **QUICK)",
-    )
-    timed.run("--benchmark-json=serial.json").assert_outcomes(passed=3)
-    # pytest-benchmark warns that it has switched itself off, which is no news.
-    timed.run("--benchmark-json=workers.json", "-n2", "-Wignore::pytest_benchmark.logger.PytestBenchmarkWarning")
-    serial, workers = (read_run(timed.path / name) for name in ("serial.json", "workers.json"))
-    assert sorted(serial.rows) == sorted(workers.rows)
-    assert 9 == len(serial.rows)
-    assert serial.machines == workers.machines
 
 
 def test_a_saved_run_is_compared_and_a_slowdown_fails(timed: Project) -> None:

@@ -181,7 +181,7 @@ def test_numbered(number, worker_id):
 
 
 def test_a_cell_on_a_worker_reaches_the_ledger_too(fatal: Project) -> None:
-    result = fatal.run(HOST, "-n", "2", BASE, MIXED)
+    result = fatal.run(HOST, "-n", "1", BASE, MIXED)
     assert result.ret == pytest.ExitCode.INTERRUPTED
     outcomes = {row.payload["id"]: row.payload["outcome"] for row in fatal.rows("cell")}
     assert outcomes["mixed"] == "red"

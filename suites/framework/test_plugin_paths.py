@@ -28,9 +28,8 @@ def table(project: Project) -> dict[str, list[str]]:
     return paths
 
 
-@pytest.mark.parametrize("arguments", [(), ("-n", "2")], ids=["serial", "xdist"])
-def test_a_run_that_is_asked_to_records_what_it_saw(kept: Project, arguments: tuple[str, ...]) -> None:
-    result = kept.run(HOST, "--fusiongate-update-paths", *arguments, *CELLS)
+def test_a_run_that_is_asked_to_records_what_it_saw(kept: Project) -> None:
+    result = kept.run(HOST, "--fusiongate-update-paths", *CELLS)
     result.assert_outcomes(passed=2)
     assert Project.summary(result)[-1] == "path table: kept/cpu/paths/toy.json (2 rows)"
     assert table(kept) == {"base": ["fused", "verified"], "mixed": ["reference", "mixed-dtype"]}
@@ -107,7 +106,7 @@ def test_what_is_missing_may_be_recorded_in_a_run_that_says_so_and_fails(
             "kept/cpu/paths/toy.json: review and commit them"
         ),
     ]
-    held = kept.run(HOST, RECORD, *arguments, *CELLS)
+    held = kept.run(HOST, RECORD, *CELLS)
     held.assert_outcomes(passed=2)
     assert held.ret == pytest.ExitCode.OK
 

@@ -10,8 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from fusiongate.comparison.contracts import Exact
+from fusiongate.comparison.verdicts import Verdict
 from fusiongate.errors import UsageError
 from fusiongate.gate.fusion import Fusion
+from fusiongate.gate.verification import FirstSight
 from fusiongate.kernels import modulate
 from fusiongate.report.sabotage import page
 from fusiongate.sabotage import (
@@ -86,21 +89,17 @@ def test_a_saboteur_that_nobody_knows_is_one_line(project: Project) -> None:
     result.stdout.fnmatch_lines(["no saboteur is called 'nobody'; there are scale-unrounded, *"])
 
 
-def test_a_gate_that_verifies_anything_fails_the_test(project: Project) -> None:
-    credulous = """
-from fusiongate.gate.verification import FirstSight
-from fusiongate.comparison.verdicts import Exact, Verdict
-FirstSight.verdict = lambda self, expected: Verdict(True, "equal", Exact(), expected.numel())
-"""
-    prepare(project, credulous + CHECKED)
-    result = project.run("--fusiongate-device=host", "-k", "last-bit-off", own_process=True)
+def test_a_gate_that_verifies_anything_fails_the_test(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    credulous = lambda self, expected: Verdict(True, "equal", Exact(), expected.numel())
+    monkeypatch.setattr(FirstSight, "verdict", credulous)
+    prepare(project, CHECKED)
+    result = project.run("--fusiongate-device=host", "-k", "last-bit-off")
     result.assert_outcomes(failed=1, deselected=len(GENERIC) - 1)
     result.stdout.fnmatch_lines(["*last-bit-off was verified: the last bit of the last element is wrong*"])
 
 
 NOTED = """
 import pytest
-from fusiongate.sabotage import Detector
 
 @pytest.mark.parametrize("saboteur", ["last-bit-off", "another-stream"], indirect=True)
 def test_noted(saboteur):
@@ -112,9 +111,11 @@ def test_something_else():
 """
 
 
-@pytest.mark.parametrize("workers", ["0", "2"])
-@pytest.mark.parametrize("outcome, last", [("caught", "caught 1/1"), ("MISSED", "caught 0/1")])
-def test_the_run_ends_with_the_table(project: Project, workers: str, outcome: str, last: str) -> None:
+@pytest.mark.parametrize(
+    "outcome, last, workers",
+    [("caught", "caught 1/1", "0"), ("MISSED", "caught 0/1", "0"), ("caught", "caught 1/1", "2")],
+)
+def test_the_run_ends_with_the_table(project: Project, outcome: str, last: str, workers: str) -> None:
     project.write("test_noted.py", NOTED.format(outcome=outcome))
     result = project.run("--fusiongate-device=host", "-n", workers)
     lines = [line for line in result.outlines if line]
