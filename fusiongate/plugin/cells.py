@@ -186,6 +186,7 @@ def fusion_case(request: pytest.FixtureRequest) -> Iterator[FusionCase]:
     """One cell of the marker's matrix, on a fresh gate: call ``check()``, or use ``args`` and ``expected``."""
     if not hasattr(request, "param"):
         pytest.fail(f"fusion_case needs a matrix: mark the test with @pytest.mark.{_MARKER}(op)", pytrace=False)
-    case = FusionCase(request.node, *request.param, select(request.config))
+    matrix, cell = request.param
+    case = FusionCase(request.node, matrix, cell, select(request.config))
     yield case
     case.close()

@@ -130,7 +130,8 @@ def _name(payload: Payload) -> str:
 
 def _changes(evidence: Evidence) -> list[Row] | None:
     """What came out otherwise in an environment's last run than in the one before; None without two runs of one."""
-    rows, compared = [], False
+    rows: list[Row] = []
+    compared = False
     for number in range(1, len(evidence.environments) + 1):
         runs = [run for run in evidence.runs if number in run.environments and (run.cells or run.digests)]
         if len(runs) < 2:
