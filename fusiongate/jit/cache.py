@@ -95,11 +95,14 @@ class Entry:
         Raises
         ------
         OSError
-            It may not be looked at.
+            It cannot be looked at.
         """
-        with contextlib.suppress(FileNotFoundError):
+        try:
             return exposed_entry(self.folder)
-        return None
+        except FileNotFoundError:
+            return None
+        except PermissionError as error:
+            return f"{error.filename} may not be looked at by this user"
 
     def verified(self, name: str, target: str, recipe: str) -> Manifest | None:
         """Return the manifest if this is what it should be, byte for byte, and only this user's or root's; else None.
@@ -193,7 +196,7 @@ def trusted_folder(*, make: bool) -> Path | None:
             for place in _own_places(folder):
                 _tighten(place)
             return folder
-    return _folder_of_this_process(folder, exposed)
+    return _folder_of_this_process(folder, exposed, os.getpid())
 
 
 def exposed_cache() -> str | None:
@@ -232,12 +235,11 @@ def _tighten(folder: Path) -> None:
 
 
 @functools.cache
-def _folder_of_this_process(cache: Path, exposed: str) -> Path:
+def _folder_of_this_process(cache: Path, exposed: str, process: int) -> Path:
     with disk_errors(Path(tempfile.gettempdir())):
         own = Path(tempfile.mkdtemp(prefix="fusiongate-")).resolve()
-        owner = os.getpid()
         # A forked child ends too, and is not to take its parent's folder along.
-        atexit.register(lambda: shutil.rmtree(own, ignore_errors=True) if os.getpid() == owner else None)
+        atexit.register(lambda: shutil.rmtree(own, ignore_errors=True) if os.getpid() == process else None)
         also = exposed_way(own)
     if also is not None:
         raise BuildError(

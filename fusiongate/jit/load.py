@@ -79,6 +79,15 @@ _outcomes: dict[tuple[Source, Target], tvm_ffi.Module | _Failure] = {}
 _outcomes_lock = threading.Lock()
 
 
+def _free_lock() -> None:
+    # The thread that held it, for as long as a compiler runs, is not in the child.
+    global _outcomes_lock
+    _outcomes_lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_free_lock)
+
+
 def library(source: Source, target: Target) -> tvm_ffi.Module:
     """Return the loaded library of a source, building and probing it first where that has not been done.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import grp
 import os
@@ -42,16 +43,17 @@ def exposed_way(folder: Path, own: Collection[Path] = ()) -> str | None:
     folder
         Absolute, with every link resolved.
     own
-        Those of which only the owner counts: they are made private next.
+        Those that are made private next, where they belong to this user: only their owner counts then.
     """
     for place in (folder, *folder.parents):
         try:
             status = os.lstat(place)
         except (FileNotFoundError, NotADirectoryError):
             continue
-        reason = _of_another(place, status)
+        reason = None if status.st_uid == _unknown_owner() else _of_another(place, status)
+        made_private = place in own and status.st_uid == os.geteuid()
         # In a sticky folder, such as /tmp, nobody takes away what is another's, and the owner below is looked at too.
-        if reason is None and place not in own and not status.st_mode & stat.S_ISVTX:
+        if reason is None and not made_private and not status.st_mode & stat.S_ISVTX:
             reason = _writable(place, status)
         if reason is not None:
             return reason
@@ -75,7 +77,7 @@ def _exposed_file(path: Path, status: os.stat_result) -> str | None:
 
 
 def _of_another(path: Path, status: os.stat_result) -> str | None:
-    if status.st_uid in {0, os.geteuid(), _unknown_owner()}:
+    if status.st_uid in {0, os.geteuid()}:
         return None
     return f"{path} belongs to user {status.st_uid}"
 
@@ -83,7 +85,7 @@ def _of_another(path: Path, status: os.stat_result) -> str | None:
 def _writable(path: Path, status: os.stat_result) -> str | None:
     if status.st_mode & stat.S_IWOTH:
         writers = "every user"
-    elif status.st_mode & stat.S_IWGRP and not _has_no_other_member(status.st_gid):
+    elif status.st_mode & stat.S_IWGRP and (_is_listed(path) or not _has_no_other_member(status.st_gid)):
         writers = f"group {status.st_gid}"
     else:
         return None
@@ -97,6 +99,13 @@ def _has_no_other_member(group: int) -> bool:
     except KeyError:
         return False
     return (found.gr_name, group) == (user.pw_name, user.pw_gid) and set(found.gr_mem) <= {user.pw_name}
+
+
+def _is_listed(path: Path) -> bool:
+    """Whether an access control list says more than the mode, whose bits for the group are then the list's most."""
+    with contextlib.suppress(OSError, AttributeError):
+        return "system.posix_acl_access" in os.listxattr(path, follow_symlinks=False)
+    return False
 
 
 @functools.cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import logging
@@ -10,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -347,3 +349,35 @@ def test_child_does_not_outlive_the_user_who_interrupts(monkeypatch: pytest.Monk
         run_child({"task": "probe"}, os.environ, 60)
     (process,) = started
     assert -signal.SIGKILL == process.returncode
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+def test_a_fork_beside_a_build_leaves_no_lock_held_in_the_child(
+    tiny: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread that builds is not in the child, which would wait for it for ever."""
+    began, end = threading.Event(), threading.Event()
+
+    def compile_slowly(*_: object) -> Path:
+        began.set()
+        end.wait(60)
+        raise BuildError("ended by the test")
+
+    monkeypatch.setattr(load, "compile_library", compile_slowly)
+
+    def build() -> None:
+        with contextlib.suppress(BuildError):
+            library(write_tiny(tmp_path / "other", addend=9), HOST)
+
+    builder = threading.Thread(target=build)
+    builder.start()
+    assert began.wait(60)
+    child = os.fork()
+    if not child:
+        signal.alarm(30)
+        os._exit(0 if library(tiny, HOST).add(3) == 5 else 1)
+    try:
+        assert 0 == os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    finally:
+        end.set()
+        builder.join()

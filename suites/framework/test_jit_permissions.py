@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import grp
 import hashlib
 import json
@@ -15,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from fusiongate.jit import Source, Target, forget, library, load
-from fusiongate.jit.cache import CACHE_VARIABLE, cached_entries
+from fusiongate.jit.cache import CACHE_VARIABLE, cached_entries, trusted_folder
 
 from .tiny_sources import write_tiny
 
@@ -360,3 +361,75 @@ def test_what_another_user_owns_is_told_apart_from_what_a_user_namespace_does_no
     assert 5 == library(tiny, HOST).add(3)
 
     assert [] == caplog.messages
+
+
+def test_a_library_of_a_user_whom_the_namespace_does_not_know_is_built_again(
+    cache: Path, tiny: Source, planted_library: bytes, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """There the owner of a library may be any user of the outer system, and root would have built none."""
+    give_away(plant(cache, planted_library) / "library.so", monkeypatch)
+    monkeypatch.setattr("fusiongate.jit.permissions._unknown_owner", lambda: STRANGER)
+
+    assert 5 == library(tiny, HOST).add(3)
+
+    assert 1 == sum("compiling" in message for message in caplog.messages)
+
+
+def test_a_loose_cache_of_roots_is_none_that_this_user_can_tighten(
+    cache: Path, tiny: Source, planted_library: bytes, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What is looked at in it could be another folder by the time it is loaded."""
+    if os.geteuid():
+        pytest.skip("not run: only root can leave root's files behind")
+    (cache / "kernels").chmod(0o777)
+    monkeypatch.setattr(os, "geteuid", lambda: STRANGER)
+
+    assert 5 == library(tiny, HOST).add(3)
+
+    (warning,) = (message for message in caplog.messages if "is not used" in message)
+    assert f"{cache / 'kernels'} is writable by every user" in warning
+
+
+def test_a_group_of_ones_own_is_not_alone_where_a_list_names_others(
+    cache: Path, tiny: Source, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With an access control list, the group's bits tell what anybody whom it names may do at most."""
+    monkeypatch.setattr("pwd.getpwuid", lambda uid: type("", (), {"pw_name": "me", "pw_gid": os.getegid()}))
+    monkeypatch.setattr(grp, "getgrgid", lambda gid: grp.struct_group(("me", "x", gid, [])))
+    monkeypatch.setattr(os, "listxattr", lambda path, **_: ["system.posix_acl_access"], raising=False)
+    (path,) = cache.rglob("library.so")
+    path.chmod(0o660)
+
+    assert 5 == library(tiny, HOST).add(3)
+
+    assert 1 == sum("compiling" in message for message in caplog.messages)
+
+
+def test_what_this_user_may_not_even_look_into_is_built_again(
+    cache: Path, tiny: Source, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As root leaves it behind, who was this user for one command."""
+    (path,) = cache.rglob("library.so")
+    iterdir = Path.iterdir
+
+    def refusing(folder: Path) -> Iterator[Path]:
+        if folder == path.parent and not any("compiling" in message for message in caplog.messages):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
+        return iterdir(folder)
+
+    monkeypatch.setattr(Path, "iterdir", refusing)
+
+    assert 5 == library(tiny, HOST).add(3)
+
+    assert 1 == sum("may not be looked at" in message for message in caplog.messages)
+
+
+def test_a_child_that_is_forked_has_a_folder_of_its_own(
+    cache: Path, tiny: Source, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its parent's goes when the parent ends."""
+    cache.chmod(0o777)
+    mine = trusted_folder(make=True)
+    assert mine == trusted_folder(make=True)
+    monkeypatch.setattr(os, "getpid", lambda: -1)
+    assert mine != trusted_folder(make=True)
