@@ -15,9 +15,21 @@ import msgspec
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-__all__ = ["counted", "link", "obstacle", "one_line", "parse_json", "read_bytes", "shaped", "visible", "write_text"]
+__all__ = [
+    "Shape",
+    "counted",
+    "link",
+    "obstacle",
+    "one_line",
+    "parse_json",
+    "read_bytes",
+    "shaped",
+    "visible",
+    "write_text",
+]
 
 Shape = TypeVar("Shape", bound="DataclassInstance")
+"""The dataclass that a record becomes."""
 
 
 def read_bytes(path: Path) -> bytes:

@@ -12,9 +12,12 @@ import platform
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Annotated, Any, Self
+
+import msgspec
 
 from .errors import UsageError
+from .io import shaped
 from .switches import PORTABLE, switches
 
 if TYPE_CHECKING:
@@ -87,23 +90,26 @@ def _device(device: torch.device | str | int | None) -> torch.device:
     return chosen
 
 
+_Name = Annotated[str, msgspec.Meta(min_length=1)]
+
+
 @dataclass(frozen=True, slots=True)
 class Environment:
     """Everything that may move the bits of a result."""
 
-    platform: str
+    platform: _Name
     """The platform key, see :func:`platform_of`."""
-    device_name: str
+    device_name: _Name
     """The device's name as its driver gives it, or the CPU's model."""
-    torch: str
+    torch: _Name
     """Torch's version with its build suffix."""
     runtime: str | None
     """The runtime that torch was built against, such as ``cuda 13.0``; ``None`` for the CPU."""
     driver: str | None
     """The GPU driver's version, ``None`` where there is none or it cannot be asked."""
-    python: str
+    python: _Name
     """The interpreter's version."""
-    threads: int
+    threads: Annotated[int, msgspec.Meta(gt=0)]
     """Torch's intra-op threads, which cut the sums of CPU reductions."""
     libraries: Mapping[str, str] = field(hash=False)
     """Versions of the libraries that compute or generate code, those that are installed."""
@@ -155,31 +161,12 @@ class Environment:
         UsageError
             If the record is not one, naming what is wrong with it.
         """
-        if not isinstance(record, Mapping):
-            raise UsageError(f"environment record: expected an object, got {type(record).__name__}")
-        names = {f.name for f in fields(cls)}
-        if missing := sorted(names - set(record)):
-            raise UsageError(f"environment record: {', '.join(missing)} missing; record it again")
-        if unknown := sorted(str(name) for name in set(record) - names):
-            raise UsageError(f"environment record: unknown {', '.join(unknown)}; it is from another version")
-        for name in sorted(names):
-            _check_field(name, record[name])
-        return cls(**{**record, "libraries": dict(record["libraries"]), "switches": dict(record["switches"])})
-
-
-def _check_field(name: str, value: object) -> None:
-    match name:
-        case "threads":
-            right, wanted = isinstance(value, int) and not isinstance(value, bool) and value > 0, "a positive number"
-        case "libraries" | "switches":
-            right = isinstance(value, Mapping) and all(isinstance(text, str) for pair in value.items() for text in pair)
-            wanted = "an object of strings"
-        case "runtime" | "driver":
-            right, wanted = value is None or isinstance(value, str), "a string or null"
-        case _:
-            right, wanted = isinstance(value, str) and bool(value), "a string"
-    if not right:
-        raise UsageError(f"environment record: {name} is {value!r}, expected {wanted}")
+        try:
+            return shaped(record, cls, closed=True)
+        except ValueError as error:
+            raise UsageError(
+                f"environment record: {error}; record it again, or read it with the version of fusiongate that wrote it"
+            ) from error
 
 
 def environment(device: torch.device | str | int | None = None) -> Environment:

@@ -16,7 +16,7 @@ from fusiongate.io import parse_json, read_bytes
 from fusiongate.platforms import Environment
 
 from .op_bisect import OpRecord, Parting, parting
-from .records import SCHEMA, PresetRecord, first_difference
+from .records import SCHEMA, PresetRecord, checked, first_difference
 from .registry import Preset, Size
 from .running import PresetRun
 from .worker import PresetProcess, run_fresh
@@ -62,14 +62,19 @@ class Nondeterministic:
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Self:
-        """The finding that :meth:`to_json` wrote."""
-        names = ("preset", "size", "seed", "step", "tensor", "module", "op", "sources")
+        """The finding that :meth:`to_json` wrote.
+
+        Raises
+        ------
+        SnapshotError
+            If it is none.
+        """
+        found = checked(fields, cls)
         try:
-            return cls(
-                **{name: fields[name] for name in names}, environment=Environment.from_json(fields["environment"])
-            )
-        except (KeyError, UsageError) as error:
+            Environment.from_json(fields["environment"])  # which has no field that this version does not know
+        except UsageError as error:
             raise SnapshotError(f"a preset's record is damaged: {error}; record it again") from error
+        return found
 
     def text(self) -> str:
         """The finding as its file holds it."""

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from fusiongate.errors import SnapshotError, UsageError
+from fusiongate.io import Shape, shaped
 from fusiongate.platforms import Environment
 
-__all__ = ["SCHEMA", "ArmRecord", "Difference", "PresetRecord", "TensorRecord", "first_difference"]
+__all__ = ["SCHEMA", "ArmRecord", "Difference", "PresetRecord", "TensorRecord", "checked", "first_difference"]
 
 SCHEMA = 1
 """The version of the record's layout."""
@@ -145,23 +146,18 @@ class PresetRecord:
         SnapshotError
             If it is none.
         """
-        if not isinstance(fields, Mapping):
-            raise SnapshotError(f"a preset's record is of type {type(fields).__name__}; expected an object")
-        if fields.get("schema") != SCHEMA:
-            raise SnapshotError(
-                f"a preset's record has schema {fields.get('schema')!r}; expected {SCHEMA}: record it again"
-            )
+        kept = checked(fields, _Kept)
         try:
             return cls(
-                preset=fields["preset"],
-                size=fields["size"],
-                seed=fields["seed"],
-                fused=_arm_from_json(fields["fused"]),
-                reference=_arm_from_json(fields["reference"]),
-                sources=fields["sources"],
-                environment=Environment.from_json(fields["environment"]),
+                preset=kept.preset,
+                size=kept.size,
+                seed=kept.seed,
+                fused=_arm_from_json(kept.fused),
+                reference=_arm_from_json(kept.reference),
+                sources=kept.sources,
+                environment=Environment.from_json(kept.environment),
             )
-        except (KeyError, AttributeError, ValueError, UsageError) as error:
+        except (ValueError, UsageError) as error:
             raise SnapshotError(f"a preset's record is damaged: {error}; record it again") from error
 
     def text(self) -> str:
@@ -182,6 +178,36 @@ class PresetRecord:
                     if tensor.constant:
                         found.append(f"{where}: all elements are the same")
         return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """A record as its file holds it."""
+
+    preset: str
+    size: str
+    seed: int
+    fused: Mapping[str, Mapping[str, str]]
+    reference: Mapping[str, Mapping[str, str]]
+    sources: str
+    environment: Mapping[str, Any]
+
+
+def checked(fields: object, kind: type[Shape]) -> Shape:
+    """The fields of a preset's file as an object of a dataclass, if they are of this version and of its types.
+
+    Raises
+    ------
+    SnapshotError
+        If they are not.
+    """
+    schema = fields.get("schema") if isinstance(fields, Mapping) else SCHEMA
+    if schema != SCHEMA:
+        raise SnapshotError(f"a preset's record has schema {schema!r}; expected {SCHEMA}: record it again")
+    try:
+        return shaped(fields, kind)
+    except ValueError as error:
+        raise SnapshotError(f"a preset's record is damaged: {error}; record it again") from error
 
 
 def _arm_to_json(arm: ArmRecord) -> dict[str, dict[str, str]]:

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from fusiongate import ledger
 from fusiongate.errors import UsageError
+from fusiongate.io import shaped
 from fusiongate.platforms import Environment
 from fusiongate.plugin.summary import OUTCOMES
 from fusiongate.timing.recorded import RecordedRow, TimedRow, read_run, recorded_row
@@ -25,27 +26,35 @@ UNCHECKED: Final = "unchecked"
 VERDICTS: Final = ("same", "recorded", "nondeterministic", "not run", "red")
 """What may come of a preset."""
 
-_CELL: Final[Mapping[str, tuple[type, ...]]] = {
-    "id": (str,),
-    "layout": (str,),
-    "outcome": (str,),
-    "reason": (str,),
-    "test": (str,),
-    "expected": (str, type(None)),
-    "launches": (int, type(None)),
-    "must_fuse": (bool,),
-}
-_CELL_OPTIONAL: Final[Mapping[str, tuple[type, ...]]] = {"message": (str,), "not_compared": (str, type(None))}
-_DIGEST: Final[Mapping[str, tuple[type, ...]]] = {
-    "outcome": (str,),
-    "story": (str, type(None)),
-    "size": (str,),
-    "seed": (int,),
-    "fused": (dict,),
-    "reference": (dict,),
-    "calls": (dict,),
-    "test": (str,),
-}
+
+@dataclass(frozen=True, slots=True)
+class _Cell:
+    """What a cell's payload has to hold, as far as the page uses it."""
+
+    id: str
+    layout: str
+    outcome: str
+    reason: str
+    test: str
+    expected: str | None
+    launches: int | None
+    must_fuse: bool
+    message: str = ""
+    not_compared: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Digest:
+    """What a preset's payload has to hold, as far as the page uses it."""
+
+    outcome: str
+    story: str | None
+    size: str
+    seed: int
+    fused: Mapping[str, Mapping[str, str]]
+    reference: Mapping[str, Mapping[str, str]]
+    calls: Mapping[str, Any]
+    test: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,17 +202,10 @@ def _add(run: LedgerRun, row: ledger.Row, number: int) -> None:
     payload = {**row.payload, "subject": row.subject}
     seen = Observed(row.run, number, row.subject, payload)
     if row.kind == "cell":
-        _check_fields(payload, {**_CELL, **{name: _CELL_OPTIONAL[name] for name in _CELL_OPTIONAL if name in payload}})
-        _check_word(payload["outcome"], (*OUTCOMES, UNCHECKED))
+        _check(payload, _Cell, (*OUTCOMES, UNCHECKED))
         run.cells[number, row.subject, payload["test"], payload["id"]] = seen
     elif row.kind == "digest":
-        _check_fields(payload, _DIGEST)
-        _check_word(payload["outcome"], VERDICTS)
-        for arm in (payload["fused"], payload["reference"]):
-            if not all(
-                isinstance(step, dict) and all(isinstance(t, str) for t in step.values()) for step in arm.values()
-            ):
-                raise UsageError("its digests are none; record it again")
+        _check(payload, _Digest, VERDICTS)
         run.digests[number, row.subject, payload["size"], payload["seed"]] = seen
     else:
         timing = _timing(row.payload)
@@ -226,15 +228,12 @@ def _timing(payload: Mapping[str, Any]) -> RecordedRow:
         raise UsageError(f"{error}; record it again") from error
 
 
-def _check_fields(payload: Mapping[str, Any], fields: Mapping[str, tuple[type, ...]]) -> None:
-    for name, kinds in fields.items():
-        if name not in payload:
-            raise UsageError(f"no {name!r}: expected {', '.join(fields)}")
-        if type(payload[name]) not in kinds:
-            wanted = " or ".join("null" if kind is type(None) else kind.__name__ for kind in kinds)
-            raise UsageError(f"{name!r} is of type {type(payload[name]).__name__}: expected {wanted}")
-
-
-def _check_word(word: str, known: Sequence[str]) -> None:
-    if word not in known:
-        raise UsageError(f"outcome {word!r} is not known: expected {', '.join(known)}; is it from another version?")
+def _check(payload: Mapping[str, Any], kind: type[_Cell | _Digest], outcomes: Sequence[str]) -> None:
+    try:
+        outcome = shaped(payload, kind).outcome
+    except ValueError as error:
+        raise UsageError(f"{error}; record it again") from error
+    if outcome not in outcomes:
+        raise UsageError(
+            f"outcome {outcome!r} is not known: expected {', '.join(outcomes)}; is it from another version?"
+        )

@@ -222,29 +222,30 @@ def test_an_environment_survives_json(known: Environment) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"threads": "8"}, "environment record: threads is '8', expected a positive number"),
-        ({"threads": True}, "environment record: threads is True, expected a positive number"),
-        ({"platform": ""}, "environment record: platform is '', expected a string"),
-        ({"driver": 580}, "environment record: driver is 580, expected a string or null"),
-        ({"libraries": {"triton": 3}}, "environment record: libraries is {'triton': 3}, expected an object of strings"),
-        ({"switches": []}, "environment record: switches is [], expected an object of strings"),
-        ({"colour": "red"}, "environment record: unknown colour; it is from another version"),
+        ({"threads": "8"}, "Expected `int`, got `str` - at `$.threads`"),
+        ({"threads": True}, "Expected `int`, got `bool` - at `$.threads`"),
+        ({"threads": 0}, "Expected `int` >= 1 - at `$.threads`"),
+        ({"platform": ""}, "Expected `str` of length >= 1 - at `$.platform`"),
+        ({"driver": 580}, "Expected `str | null`, got `int` - at `$.driver`"),
+        ({"libraries": {"triton": 3}}, "Expected `str`, got `int` - at `$.libraries[...]`"),
+        ({"switches": []}, "Expected `object`, got `array` - at `$.switches`"),
+        ({"colour": "red"}, "Object contains unknown field `colour`"),
     ],
 )
 def test_a_damaged_record_names_its_field(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError) as raised:
         Environment.from_json(made().to_json() | changes)
 
-    assert str(raised.value) == message
+    assert str(raised.value).startswith(f"environment record: {message}; record it again, or read it with the version")
 
 
 def test_a_record_that_is_none_or_lacks_a_field_is_refused() -> None:
     record = made().to_json()
-    del record["torch"], record["driver"]
+    del record["torch"]
 
-    with pytest.raises(UsageError, match=r"^environment record: driver, torch missing; record it again$"):
+    with pytest.raises(UsageError, match=r"^environment record: Object missing required field `torch`;"):
         Environment.from_json(record)
-    with pytest.raises(UsageError, match=r"^environment record: expected an object, got list$"):
+    with pytest.raises(UsageError, match=r"^environment record: Expected `object`, got `array`; record it again"):
         Environment.from_json([])
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -105,6 +107,19 @@ def test_a_finding_survives_its_file() -> None:
     assert FOUND == loads(FOUND.text(), "here")
     assert "by aten.rand in model" in str(FOUND)
     assert "no single operator was caught at it" in str(dataclasses.replace(FOUND, op=None))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"schema": 9}, "here: a preset's record has schema 9"),
+        ({"step": None}, r"here: .*damaged: Expected `str`, got `null` - at `\$\.step`; record it again"),
+        ({"environment": {**HERE.to_json(), "colour": "red"}}, "here: .*environment record: .*unknown field `colour`"),
+    ],
+)
+def test_a_damaged_finding_says_what_is_wrong_with_it(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(SnapshotError, match=message):
+        loads(json.dumps({**FOUND.to_json(), **changes}), "here")
 
 
 def test_a_record_is_read_from_its_file(run: PresetRun, tmp_path: Path) -> None:

@@ -54,11 +54,15 @@ def test_a_record_survives_its_file() -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ([], "of type list; expected an object"),
+        ([], "damaged: Expected `object`, got `array`; record it again"),
         ({"schema": 99}, "schema 99; expected 1"),
-        ({"schema": 1}, "damaged: 'preset'"),
+        ({"schema": 1}, "damaged: Object missing required field `preset`"),
         ({**record(arm("a"), arm("a")).to_json(), "fused": {"step": {"x": "abc"}}}, "expected its md5, its dtype"),
-        ({**record(arm("a"), arm("a")).to_json(), "environment": {}}, "missing; record it again"),
+        (
+            {**record(arm("a"), arm("a")).to_json(), "environment": {}},
+            "environment record: .* required field `platform`",
+        ),
+        ({**record(arm("a"), arm("a")).to_json(), "seed": "0"}, r"Expected `int`, got `str` - at `\$\.seed`"),
     ],
 )
 def test_a_damaged_record_says_what_is_wrong_with_it(fields: object, message: str) -> None:

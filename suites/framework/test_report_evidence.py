@@ -73,13 +73,13 @@ def test_a_last_row_that_is_cut_short_is_said(path: Path) -> None:
     "observation, message",
     [
         (cell(outcome="purple"), "outcome 'purple' is not known: expected fused, reference,"),
-        (cell(outcome=["red"]), "'outcome' is of type list: expected str"),
-        (cell(launches=True), "'launches' is of type bool: expected int or null"),
-        (cell(message=3), "'message' is of type int: expected str"),
-        (("cell", "modulate", {}), "no 'id': expected id, layout,"),
+        (cell(outcome=["red"]), "Expected `str`, got `array` - at `$.outcome`; record it again"),
+        (cell(launches=True), "Expected `int | null`, got `bool` - at `$.launches`"),
+        (cell(message=3), "Expected `str`, got `int` - at `$.message`"),
+        (("cell", "modulate", {}), "Object missing required field `id`; record it again"),
         (digest(outcome="fused"), "outcome 'fused' is not known: expected same,"),
-        (digest(fused={"step": "md5"}), "its digests are none; record it again"),
-        (digest(calls=[]), "'calls' is of type list: expected dict"),
+        (digest(fused={"step": "md5"}), "Expected `object`, got `str` - at `$.fused[...]`; record it again"),
+        (digest(calls=[]), "Expected `object`, got `array` - at `$.calls`"),
         (timing(median_s=None), "Expected `object`, got `null` - at `$.extra_info.median_s`; record it again"),
         (timing(share_of_copy_bandwidth="all"), "got `str` - at `$.extra_info.share_of_copy_bandwidth`"),
         (timing(share_of_copy_bandwidth=10**400), "Number out of range - at `$.extra_info.share_of_copy_bandwidth`"),
@@ -103,7 +103,8 @@ def test_a_row_that_cannot_be_told_is_named(path: Path, observation: Observation
 
 
 @pytest.mark.parametrize(
-    "fields, message", [({"payload": {}}, "environment record: device_name,"), ({"schema": 9}, "schema 9")]
+    "fields, message",
+    [({"payload": {}}, "environment record: Object missing required field `"), ({"schema": 9}, "schema 9")],
 )
 def test_an_environment_that_cannot_be_told_is_named(path: Path, fields: dict[str, Any], message: str) -> None:
     rewritten(write_ledger(path, cell()), 0, **fields)
