@@ -47,7 +47,7 @@ def with_cores(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
 @pytest.mark.parametrize(
     "cores, arguments, expected",
     [
-        pytest.param(64, (), 16, id="several-a-gpu"),
+        pytest.param(64, (), 28, id="several-a-gpu"),
         pytest.param(64, ("--fusiongate-workers-per-gpu=3",), 6, id="as-many-as-asked"),
         pytest.param(12, (), 12, id="a-core-each"),
         pytest.param(1, (), 2, id="no-gpu-idle"),
@@ -69,7 +69,7 @@ def test_the_gpus_are_counted_whichever_plugin_is_loaded_first(
     # Pytest-xdist would count the cores with this, where it is installed.
     monkeypatch.setitem(sys.modules, "psutil", None)
     plugins = [word for name in (*order, "pytest_benchmark", "syrupy") for word in ("-p", name)]
-    assert 16 == auto(pinned, "--disable-plugin-autoload", *plugins, "--fusiongate-pin-gpus")
+    assert 28 == auto(pinned, "--disable-plugin-autoload", *plugins, "--fusiongate-pin-gpus")
 
 
 def test_a_number_of_workers_that_somebody_has_set_stays(pinned: Project) -> None:
