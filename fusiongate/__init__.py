@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from . import kernels as kernels
     from .comparison.contracts import Exact, Ulp
     from .comparison.digests import digest, md5
-    from .comparison.verdicts import Verdict, compare
+    from .comparison.verdicts import Verdict
+    from .diagnosis.hints import compare
     from .gate.fusion import Fusion
     from .gate.judging import require_fused, warm_up
     from .gate.policies import After, Every, Policy, Sampled
@@ -51,7 +52,7 @@ _HOMES = {
     "Verdict": "comparison.verdicts",
     "attach": "sites",
     "command_preset": "presets",
-    "compare": "comparison.verdicts",
+    "compare": "diagnosis.hints",
     "digest": "comparison.digests",
     "environment": "platforms",
     "md5": "comparison.digests",

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from fusiongate.comparison.bits import integer_view
-from fusiongate.comparison.verdicts import bits_differ, compare
+from fusiongate.comparison.verdicts import bits_differ
+from fusiongate.diagnosis.hints import compare
 from fusiongate.errors import UsageError
 from fusiongate.gate.fusion import Fusion
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .bits import integer_view, is_nan, slabs, ulp_distance
 
-__all__ = ["SLAB", "Tally", "count"]
+__all__ = ["SLAB", "MismatchStats", "count"]
 
 SLAB = 1 << 22
 """Elements that are looked at together; eight float64 temporaries of a slab take 256 MiB."""
@@ -31,7 +31,7 @@ _LABELS = (
 
 
 @dataclass(slots=True)
-class Tally:
+class MismatchStats:
     """What is known about the mismatching elements of one comparison."""
 
     total: int
@@ -130,8 +130,8 @@ def count(
     expected: Tensor,
     outside: Callable[[tuple[int | slice, ...]], tuple[Tensor, Tensor | None]],
     poison: Tensor | None = None,
-) -> Tally:
-    """Tally the elements that ``outside`` marks.
+) -> MismatchStats:
+    """Count the elements that ``outside`` marks.
 
     Parameters
     ----------
@@ -143,17 +143,17 @@ def count(
     poison
         What ``actual`` held before the kernel was launched, if that is known.
     """
-    tally = Tally(total=expected.numel(), row=expected.shape[-1] if expected.dim() else 1)
+    stats = MismatchStats(total=expected.numel(), row=expected.shape[-1] if expected.dim() else 1)
     for start, index in slabs(expected.shape, SLAB):
         mask, distance = outside(index)
         where = mask.reshape(-1).nonzero().squeeze(1)
         if not where.numel():
             continue
-        tally.add(
+        stats.add(
             actual[index].reshape(-1)[where],
             expected[index].reshape(-1)[where],
             None if poison is None else poison[index].reshape(-1)[where],
             where + start,
             None if distance is None else distance.reshape(-1)[where],
         )
-    return tally
+    return stats

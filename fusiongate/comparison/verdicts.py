@@ -1,4 +1,4 @@
-"""Contracts, and the verdict on two tensors under one of them."""
+"""The verdict on two tensors under a contract."""
 
 from __future__ import annotations
 
@@ -9,15 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fusiongate.diagnosis.hints import of_metadata as hint_of_metadata
-from fusiongate.diagnosis.hints import of_values as hint_of_values
 from fusiongate.errors import UsageError
 
 from .bits import as_real, dtype_name, integer_view, normalised_strides, slabs, unequal_bits
 from .contracts import Contract, Exact, Ulp, described, magnitude_of, outside_of
-from .mismatch_stats import SLAB, Tally, count
+from .mismatch_stats import SLAB, MismatchStats, count
 
-__all__ = ["REASONS", "Contract", "Exact", "Ulp", "Verdict", "bits_differ", "compare", "normalised_strides"]
+__all__ = ["REASONS", "Verdict", "bits_differ", "compared"]
 
 REASONS = (
     "equal",
@@ -92,16 +90,10 @@ class Verdict:
         return "\n".join(lines)
 
 
-def compare(
-    actual: object,
-    expected: Tensor,
-    contract: Contract = Exact(),  # noqa: B008  # frozen, and the default is part of the signature that users read
-    reference: Callable[..., Tensor] | None = None,
-    args: Sequence[Any] = (),
-    *,
-    poison: Tensor | None = None,
-) -> Verdict:
-    """Compare two tensors under a contract, metadata before values.
+def compared(
+    actual: object, expected: Tensor, contract: Contract, args: Sequence[Any] = (), *, poison: Tensor | None = None
+) -> tuple[Verdict, MismatchStats | None]:
+    """Compare two tensors under a contract, metadata before values; a verdict without a hint, and what to find one by.
 
     Where all bits are equal this costs one pass and one wait for the device.
 
@@ -113,9 +105,8 @@ def compare(
         What the reference returned.
     contract
         ``Exact()`` or ``Ulp(...)``.
-    reference, args
-        The eager chain that gave ``expected``, and its arguments. They sharpen the hint: the chain is run again with
-        single roundings changed. ``args`` go to the contract's ``scale`` too.
+    args
+        The reference's arguments, for the contract's ``scale``.
     poison
         What the output's memory held before the launch, of the output's shape and dtype: makes "unwritten" certain.
 
@@ -128,25 +119,23 @@ def compare(
     differing = _metadata(actual, expected)
     if differing is not None:
         reason, got, wanted = differing
-        hint = hint_of_metadata(reason, actual, expected)
-        return Verdict(False, reason, contract, _total(expected), actual=got, expected=wanted, hint=hint)
+        return Verdict(False, reason, contract, _total(expected), actual=got, expected=wanted), None
     assert isinstance(actual, Tensor)
     with torch.no_grad():
         first, second = as_real(actual), as_real(expected)
         if not _any_unequal(first, second, _raw_unequal, _BITS_SLAB):
-            return Verdict(True, "equal", contract, second.numel())
+            return Verdict(True, "equal", contract, second.numel()), None
         magnitude = magnitude_of(contract, args, expected)
-        tally = count(first, second, outside_of(first, second, contract, magnitude), _usable(poison, first))
-        if not tally.mismatched:
-            return _accepted(first, second, contract, magnitude)
-        hint = hint_of_values(tally, first, second, reference, args)
-    return _refused(tally, first, second, contract, expected.dim(), hint)
+        stats = count(first, second, outside_of(first, second, contract, magnitude), _usable(poison, first))
+        if not stats.mismatched:
+            return _accepted(first, second, contract, magnitude), None
+    return _refused(stats, first, second, contract, expected.dim()), stats
 
 
 def bits_differ(
     actual: Tensor,
     expected: Tensor,
-    contract: Contract = Exact(),  # noqa: B008  # as in compare
+    contract: Contract = Exact(),  # noqa: B008  # frozen
     args: Sequence[Any] = (),
 ) -> Tensor:
     """Whether two tensors break a contract, as a 0-dim bool tensor on their device; never waits for the device.
@@ -154,7 +143,7 @@ def bits_differ(
     Raises
     ------
     UsageError
-        As :func:`compare` does.
+        As :func:`compared` does.
     """
     _check(expected, contract)
     if _metadata(actual, expected) is not None:
@@ -228,17 +217,15 @@ def _accepted(actual: Tensor, expected: Tensor, contract: Contract, magnitude: T
     return Verdict(True, "within", contract, expected.numel(), max_ulp=largest)
 
 
-def _refused(
-    tally: Tally, actual: Tensor, expected: Tensor, contract: Contract, dimensions: int, hint: str | None
-) -> Verdict:
-    assert tally.first is not None
-    first = tally.first
+def _refused(stats: MismatchStats, actual: Tensor, expected: Tensor, contract: Contract, dimensions: int) -> Verdict:
+    assert stats.first is not None
+    first = stats.first
     index = []
     for size in reversed(expected.shape):
         first, position = divmod(first, size)
         index.append(position)
     index.reverse()
-    if tally.nan_lost + tally.nan_spread == tally.mismatched:
+    if stats.nan_lost + stats.nan_spread == stats.mismatched:
         reason = "nan"
     else:
         reason = "bits" if isinstance(contract, Exact) else "ulp"
@@ -246,14 +233,13 @@ def _refused(
         False,
         reason,
         contract,
-        tally.total,
-        mismatched=tally.mismatched,
-        max_ulp=tally.max_ulp,
+        stats.total,
+        mismatched=stats.mismatched,
+        max_ulp=stats.max_ulp,
         first_index=tuple(index[:dimensions]),
-        ulp_histogram=tally.histogram,
+        ulp_histogram=stats.histogram,
         actual=_value(actual[tuple(index)]),
         expected=_value(expected[tuple(index)]),
-        hint=hint,
     )
 
 

@@ -1,45 +1,81 @@
-"""Telling what went wrong from how the bits differ.
+"""The comparison that users call: a verdict, and a hint at what went wrong from how the bits differ.
 
-A hint is a help, never a verdict: what cannot be told is ``None``, and nothing in here raises.
+A hint is a help, never a verdict: what cannot be told is ``None``, and none of it raises.
 """
 
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fusiongate.comparison.bits import as_real, dtype_name, unequal_bits
-from fusiongate.comparison.mismatch_stats import Tally
+from fusiongate.comparison.bits import as_real, dtype_name
+from fusiongate.comparison.contracts import Contract, Exact
+from fusiongate.comparison.mismatch_stats import MismatchStats
+from fusiongate.comparison.verdicts import Verdict, compared
 
+from .explanations import explained
 from .expressions import shortened
-from .op_trace import Program, parameter_names, record
-from .operands import operand_variants
-from .replay import replay
-from .roundings import rounding_variants
+from .op_trace import Program
 
-__all__ = ["of_metadata", "of_values"]
+__all__ = ["compare"]
 
 _LOGGER = logging.getLogger("fusiongate")
 
-# Replays look at a sample of about this size where the reference lets its rows be taken apart …
-_SAMPLE = 1 << 20
-# … and at everything where it does not, up to this size.
-_WHOLE = 1 << 22
-
-# A replay in a wider type is no perfect copy of a kernel: its own last bits may differ in rare places.
 _REPRODUCED = 0.99
-_NEW = 0.01
-# With fewer mismatches than this, a variant that explains them and predicts others elsewhere may do so by luck.
-_LOCAL_EVIDENCE = 64
+"""The share of the mismatching elements that have to show a fault by their place or value."""
 
 
-def of_metadata(reason: str, actual: object, expected: Tensor) -> str | None:
+def compare(
+    actual: object,
+    expected: Tensor,
+    contract: Contract = Exact(),  # noqa: B008  # frozen, and the default is part of the signature that users read
+    reference: Callable[..., Tensor] | None = None,
+    args: Sequence[Any] = (),
+    *,
+    poison: Tensor | None = None,
+    witnessed: bool = False,
+) -> Verdict:
+    """Compare two tensors under a contract, metadata before values.
+
+    Where all bits are equal this costs one pass and one wait for the device.
+
+    Parameters
+    ----------
+    actual
+        What the kernel returned, of any strides; anything but a tensor is a mismatch.
+    expected
+        What the reference returned.
+    contract
+        ``Exact()`` or ``Ulp(...)``.
+    reference, args
+        The eager chain that gave ``expected``, and its arguments. They sharpen the hint: the chain is run again with
+        single roundings changed. ``args`` go to the contract's ``scale`` too.
+    poison
+        What the output's memory held before the launch, of the output's shape and dtype: makes "unwritten" certain.
+    witnessed
+        Whether the statistic of the reference's reduction is known to be right: last bits are no matter of order then.
+
+    Raises
+    ------
+    UsageError
+        If ``expected`` is no dense tensor, or the contract's ``scale`` does not fit.
+    """
+    verdict, stats = compared(actual, expected, contract, args, poison=poison)
+    if verdict:
+        return verdict
+    if stats is None:
+        return replace(verdict, hint=_of_metadata(verdict.reason, actual, expected))
+    assert isinstance(actual, Tensor)
+    hint = _of_values(stats, as_real(actual), as_real(expected), reference, args, witnessed=witnessed)
+    return replace(verdict, hint=hint)
+
+
+def _of_metadata(reason: str, actual: object, expected: Tensor) -> str | None:
     """What a difference in metadata means."""
     if reason == "type" and actual is None:
         return "the kernel returns nothing; a fused function returns a new tensor"
@@ -57,199 +93,79 @@ def of_metadata(reason: str, actual: object, expected: Tensor) -> str | None:
     return None
 
 
-def of_values(
-    tally: Tally,
+def _of_values(
+    stats: MismatchStats,
     actual: Tensor,
     expected: Tensor,
     reference: Callable[..., Tensor] | None,
     args: Sequence[Any],
+    *,
+    witnessed: bool,
 ) -> str | None:
     """What a difference in values means; both tensors real, of one shape, dtype and device."""
     try:
-        certain = _pattern(tally)
+        certain = _pattern(stats)
         if certain is not None:
             return certain
-        program = None
+        sentence = program = None
         if reference is not None and actual.is_floating_point():
-            with _random_state_kept(actual.device):
-                replayed, program = _replayed(tally, actual, expected, reference, args)
-            if replayed is not None:
-                return replayed
-        return _place(tally) or _neutral(tally, program)
+            with torch.no_grad():
+                sentence, program = explained(stats, actual, expected, reference, args, witnessed=witnessed)
+        return sentence or _place(stats) or _neutral(stats, program)
     except Exception as error:  # a hint that fails must not hide the mismatch that it was to explain
         _LOGGER.debug("no hint: %s: %s", type(error).__name__, error)
         return None
 
 
-def _random_state_kept(device: torch.device) -> Any:
-    devices = [] if device.type == "cpu" else [device]
-    return torch.random.fork_rng(devices=devices, device_type="cuda" if device.type == "cpu" else device.type)
-
-
-def _pattern(tally: Tally) -> str | None:
+def _pattern(stats: MismatchStats) -> str | None:
     """What the mismatching values show by themselves, when all of them show it."""
-    number = tally.mismatched
-    if tally.unwritten >= _REPRODUCED * number:
+    number = stats.mismatched
+    if stats.unwritten >= _REPRODUCED * number:
         return (
-            f"unwritten output: {tally.unwritten:,} elements hold what the buffer held before the launch{_tail(tally)}"
+            f"unwritten output: {stats.unwritten:,} elements hold what the buffer held before the launch{_tail(stats)}"
         )
-    if tally.nan_lost == number:
+    if stats.nan_lost == number:
         return "NaN is swallowed: the reference gives NaN there, the kernel a number"
-    if tally.nan_spread == number:
+    if stats.nan_spread == number:
         return "NaN is spread: the kernel gives NaN where the reference gives a number"
-    if tally.zero_sign == number:
+    if stats.zero_sign == number:
         return "the sign of zero is lost: -0.0 is not 0.0"
-    if tally.flushed == number:
+    if stats.flushed == number:
         return "flush to zero: the reference gives subnormal numbers there, the kernel zero"
     return None
 
 
-def _tail(tally: Tally) -> str:
-    assert tally.first is not None
-    if tally.first > 0 and tally.mismatched >= _REPRODUCED * (tally.total - tally.first):
-        return f", from element {tally.first:,} of {tally.total:,} on"
+def _tail(stats: MismatchStats) -> str:
+    assert stats.first is not None
+    if stats.first > 0 and stats.mismatched >= _REPRODUCED * (stats.total - stats.first):
+        return f", from element {stats.first:,} of {stats.total:,} on"
     return ""
 
 
-def _place(tally: Tally) -> str | None:
+def _place(stats: MismatchStats) -> str | None:
     """What the mismatches' place shows when their values say nothing."""
-    if tally.overflow_lost == tally.mismatched:
+    if stats.overflow_lost == stats.mismatched:
         return "overflow is 'improved': the reference overflows to infinity there, and that is the right result"
-    if tally.mismatched > 1 and (tail := _tail(tally)):
+    if stats.mismatched > 1 and (tail := _tail(stats)):
         return f"only the tail differs{tail}: it looks unwritten, or computed by another path"
-    column = tally.first_column
-    in_tail = (tally.total // tally.row) * (tally.row - column) if column else 0
-    if column and in_tail > 1 and tally.mismatched >= _REPRODUCED * in_tail:
-        return f"only the last {tally.row - column} of each row's {tally.row:,} elements differ: the row's tail"
+    column = stats.first_column
+    in_tail = (stats.total // stats.row) * (stats.row - column) if column else 0
+    if column and in_tail > 1 and stats.mismatched >= _REPRODUCED * in_tail:
+        return f"only the last {stats.row - column} of each row's {stats.row:,} elements differ: the row's tail"
     return None
 
 
-def _neutral(tally: Tally, program: Program | None) -> str | None:
+def _neutral(stats: MismatchStats, program: Program | None) -> str | None:
     """A scatter of last-bit differences that no rounding explains."""
-    if tally.mismatched < 2 or tally.max_ulp > 2 or tally.nan_lost or tally.nan_spread:
+    if stats.mismatched < 2 or stats.max_ulp > 2 or stats.nan_lost or stats.nan_spread:
         return None
     if program is None:
         return "last-bit differences only: a rounding, or the order of a reduction"
     sums = next((step for step in program.steps if step.sums), None)
     if sums is None:
         return "last-bit differences that no single rounding of the reference explains"
+    root = " or another reciprocal square root" if any(step.name == "rsqrt" for step in program.steps) else ""
     return (
         f"last-bit differences that no single rounding explains: possibly another order of the reduction in"
-        f" `{shortened(sums.expression)}`"
+        f" `{shortened(sums.expression)}`{root}"
     )
-
-
-@dataclass(frozen=True, slots=True)
-class _Sample:
-    """The part of a comparison that replays look at."""
-
-    actual: Tensor
-    expected: Tensor
-    args: list[Any]
-    whole: list[bool]
-    """Which arguments are not cut."""
-
-
-def _samples(tally: Tally, actual: Tensor, expected: Tensor, args: Sequence[Any]) -> Iterator[_Sample]:
-    """What to try replaying, best first."""
-    if expected.numel() > _SAMPLE and (cut := _cut(tally, actual, expected, args)) is not None:
-        yield cut
-    if expected.numel() <= _WHOLE:
-        yield _Sample(actual, expected, list(args), [True] * len(args))
-
-
-def _cut(tally: Tally, actual: Tensor, expected: Tensor, args: Sequence[Any]) -> _Sample | None:
-    """A window of rows around the first mismatch, cut from every operand that has them; None where one does not fit."""
-    assert tally.first is not None
-    rank = expected.dim()
-    if rank < 2:
-        return None
-    dimension = max(range(rank - 1), key=lambda d: expected.shape[d])
-    size = expected.shape[dimension]
-    length = max(1, _SAMPLE // (expected.numel() // size))
-    inner = 1
-    for other in expected.shape[dimension + 1 :]:
-        inner *= other
-    start = min(max(0, tally.first // inner % size - length // 2), max(0, size - length))
-    length = min(length, size - start)
-    sliced, whole = [], []
-    for arg in args:
-        own = dimension - rank + arg.dim() if isinstance(arg, Tensor) else -1
-        uncut = own < 0 or arg.shape[own] == 1
-        if not uncut and arg.shape[own] != size:
-            return None
-        sliced.append(arg if uncut else arg.narrow(own, start, length))
-        whole.append(uncut)
-    return _Sample(actual.narrow(dimension, start, length), expected.narrow(dimension, start, length), sliced, whole)
-
-
-def _replayed(
-    tally: Tally, actual: Tensor, expected: Tensor, reference: Callable[..., Tensor], args: Sequence[Any]
-) -> tuple[str | None, Program | None]:
-    """The variant of the reference that gives the kernel's bits, in words; and the program, if it could be recorded."""
-    names = parameter_names(reference, len(args))
-    floats = [a for a in args if isinstance(a, float)]
-    numbers = {a: n for n, a in zip(names, args, strict=True) if isinstance(a, float) and floats.count(a) == 1}
-    for sample in _samples(tally, actual, expected, args):
-        program = record(reference, sample.args, numbers)
-        if _same(program.values[program.output], sample.expected):
-            return _explained(program, reference, names, sample), program
-    return None, None
-
-
-def _same(result: object, expected: Tensor) -> bool:
-    if not isinstance(result, Tensor) or result.is_complex():
-        return False
-    if result.shape != expected.shape or result.dtype != expected.dtype:
-        return False
-    return not unequal_bits(as_real(result), expected).any()
-
-
-class _Matcher:
-    """How well variants of the reference reproduce the kernel's bits."""
-
-    def __init__(self, sample: _Sample) -> None:
-        self.actual = sample.actual
-        self.wrong = unequal_bits(sample.actual, sample.expected)
-        self.number = int(self.wrong.sum())
-
-    def match(self, result: Tensor) -> tuple[float, float]:
-        """The share of the mismatching elements reproduced, and how many others are wrong, as a share of the former."""
-        if result.shape != self.actual.shape or result.dtype != self.actual.dtype or not self.number:
-            return 0.0, 1.0
-        off = unequal_bits(as_real(result), self.actual)
-        missed, new = torch.stack([(off & self.wrong).sum(), (off & ~self.wrong).sum()]).tolist()
-        return 1 - missed / self.number, new / self.number
-
-
-# Seconds: combinations of roundings grow with the square of a chain's length, and a gate's caller waits for the hint.
-_PATIENCE = 2.0
-
-
-def _explained(program: Program, reference: Callable[..., Tensor], names: Sequence[str], sample: _Sample) -> str | None:
-    matcher = _Matcher(sample)
-    partial: str | None = None
-    close: list[tuple[float, str]] = []
-    perfect: list[str] = []
-    deadline = time.monotonic() + _PATIENCE
-    for variant in rounding_variants(program):
-        if (perfect and not variant.single) or time.monotonic() > deadline:
-            break
-        reproduced, new = matcher.match(replay(program, variant.roundings))
-        if reproduced == 1 and new == 0:
-            perfect.append(variant.sentence)
-            if not variant.single:
-                break
-        elif reproduced >= _REPRODUCED and new <= _NEW:
-            close.append((reproduced - new, variant.sentence))
-        elif reproduced >= _REPRODUCED and matcher.number >= _LOCAL_EVIDENCE and partial is None:
-            partial = f"{variant.sentence}, in a part of the output only"
-    if perfect:
-        return " — or ".join(perfect[:2])
-    if close:
-        return max(close)[1]
-    for sentence, args in operand_variants(names, sample.args, sample.expected, sample.whole):
-        reproduced, new = matcher.match(reference(*args))
-        if reproduced >= _REPRODUCED and new <= _NEW:
-            return sentence
-    return partial

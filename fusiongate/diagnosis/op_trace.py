@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 from .expressions import ATOM, Expression, expression_of
 
-__all__ = ["NotReplayable", "Program", "Slot", "Step", "parameter_names", "record", "wider"]
+__all__ = ["NotReplayable", "Program", "Slot", "Step", "draws", "parameter_names", "record", "wider"]
 
 _WIDER = {torch.bfloat16: torch.float32, torch.float16: torch.float32, torch.float32: torch.float64}
 
@@ -156,6 +156,9 @@ class _Recorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if draws(func, args, kwargs):
+            # A replay would draw other numbers, and take the next ones away from whoever else draws.
+            raise NotReplayable(f"{func} draws random numbers")
         slotted_args, slotted_kwargs = tree_map(self.slot, tuple(args)), tree_map(self.slot, dict(kwargs))
         op = func
         if func._schema.is_mutable:
@@ -195,11 +198,7 @@ class _Recorder(TorchDispatchMode):
             # A value that is used twice doubles the text each time.
             expression = Expression("…", ATOM)
         first = results[0]
-        narrows = any(s.is_floating_point() and s.dtype.itemsize > first.dtype.itemsize for s in sources)
-        exact = name in _EXACT or op.is_view or (name == "_to_copy" and not narrows)
-        summing = name in _SUMMING or bool(
-            sources and not exact and first.numel() < max(source.numel() for source in sources)
-        )
+        exact = _hands_on(op, name, sources, first)
         many = len(results) > 1 and isinstance(result, (tuple, list)) and name not in _SUMMING
         outputs = tuple(
             self.new(r, Expression(f"{expression.in_brackets()}[{i}]", ATOM) if many else expression)
@@ -215,13 +214,41 @@ class _Recorder(TorchDispatchMode):
                 # A conversion has no name of its own: what is rounded is what it converts.
                 expression=(self.program.expressions[inputs[0]] if name == "_to_copy" else expression).text,
                 rounds=bool(sources) and not exact and first.dtype in _WIDER,
-                sums=summing,
+                sums=name in _SUMMING or (not exact and _reduces(sources, first)),
                 dtype=first.dtype,
             )
         )
 
     def _expressed(self, value: Any) -> Any:
         return self.program.expressions[value.number] if isinstance(value, Slot) else value
+
+
+def _hands_on(op: Any, name: str, sources: Sequence[Tensor], first: Tensor) -> bool:
+    """Whether an operator computes nothing: its result's elements are its operands' own."""
+    if name == "_to_copy":
+        return not any(s.is_floating_point() and s.dtype.itemsize > first.dtype.itemsize for s in sources)
+    return name in _EXACT or op.is_view
+
+
+def _reduces(sources: Sequence[Tensor], first: Tensor) -> bool:
+    return bool(sources) and first.numel() < max(source.numel() for source in sources)
+
+
+def draws(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether an operator, as a dispatch mode sees it, is about to draw from a default random generator."""
+    if torch.Tag.nondeterministic_seeded not in op.tags:
+        return False
+    given = {argument.name: argument.default_value for argument in op._schema.arguments}
+    given |= {argument.name: value for argument, value in zip(op._schema.arguments, args, strict=False)} | kwargs
+    if any(given.get(name) == 0 for name in ("dropout_p", "dropout")) or given.get("train") is False:
+        # Attention and dropout have the tag whether they drop anything or not.
+        return False
+    generator = given.get("generator")
+    return generator is None or any(generator is one for one in (torch.default_generator, *_device_generators()))
+
+
+def _device_generators() -> Sequence[torch.Generator]:
+    return torch.cuda.default_generators if torch.cuda.is_initialized() else ()
 
 
 def record(reference: Callable[..., Any], args: Sequence[Any], numbers: Mapping[float, str] | None = None) -> Program:
@@ -237,7 +264,8 @@ def record(reference: Callable[..., Any], args: Sequence[Any], numbers: Mapping[
     Raises
     ------
     NotReplayable
-        If it writes to its arguments, reads a value back, or returns anything but a tensor made on the way.
+        If it writes to its arguments, draws random numbers, reads a value back, or returns anything but a tensor made
+        on the way.
     """
     captured: dict[int, str] = {}
     if isinstance(reference, torch.nn.Module):

@@ -33,30 +33,51 @@ def operand_variants(
         strides would have read.
     """
     tensors = [i for i, a in enumerate(args) if isinstance(a, Tensor)]
+    uncut = [i for i in tensors if whole[i]]
+    changes = (
+        _rows(names, args, [i for i in tensors if args[i].dim() > 1 and args[i].numel() < output.numel()]),
+        _read_as_packed(names, args, uncut),
+        _confused(names, args, tensors),
+        _narrowed(names, args, tensors, output.dtype),
+        _other_floats(names, args),
+    )
+    for sentence, changed in itertools.chain(*changes):
+        yield sentence, [changed.get(i, a) for i, a in enumerate(args)]
 
-    def but(changes: dict[int, Any]) -> list[Any]:
-        return [changes.get(i, a) for i, a in enumerate(args)]
 
-    yield from _rows(names, args, [i for i in tensors if args[i].dim() > 1 and args[i].numel() < output.numel()])
-    packed = {i: p for i in tensors if whole[i] and (p := _read_as_contiguous(args[i])) is not None}
+_Changes = Iterator[tuple[str, dict[int, Any]]]
+"""Sentences, each with the arguments that change, by position."""
+
+
+def _read_as_packed(names: Sequence[str], args: Sequence[Any], uncut: Sequence[int]) -> _Changes:
+    packed = {i: p for i in uncut if (p := _read_as_contiguous(args[i])) is not None}
     for changed in _alone_and_together(packed):
         read = "it is read as if it were" if len(changed) == 1 else "they are read as if they were"
-        yield f"the strides of {_listed(names, changed)} are ignored: {read} contiguous", but(changed)
+        yield f"the strides of {_listed(names, changed)} are ignored: {read} contiguous", changed
+
+
+def _confused(names: Sequence[str], args: Sequence[Any], tensors: Sequence[int]) -> _Changes:
     for i in tensors:
-        yield f"`{names[i]}` is ignored: the result is as if it were zero", but({i: torch.zeros_like(args[i])})
+        yield f"`{names[i]}` is ignored: the result is as if it were zero", {i: torch.zeros_like(args[i])}
     for i, j in itertools.combinations(tensors, 2):
         if args[i].shape == args[j].shape and args[i].dtype == args[j].dtype:
-            yield f"`{names[i]}` and `{names[j]}` are exchanged", but({i: args[j], j: args[i]})
-    present = {args[i].dtype for i in tensors} | {output.dtype}
+            yield f"`{names[i]}` and `{names[j]}` are exchanged", {i: args[j], j: args[i]}
+
+
+def _narrowed(names: Sequence[str], args: Sequence[Any], tensors: Sequence[int], dtype: torch.dtype) -> _Changes:
+    present = {args[i].dtype for i in tensors} | {dtype}
     wide = [i for i in tensors if args[i].dtype in (torch.float32, torch.float64)]
-    for dtype in [d for d in _HALVES if d in present] or _HALVES:
-        for changed in _alone_and_together({i: args[i].to(dtype).to(args[i].dtype) for i in wide}):
+    for half in [d for d in _HALVES if d in present] or _HALVES:
+        for changed in _alone_and_together({i: args[i].to(half).to(args[i].dtype) for i in wide}):
             used = "is rounded to {} before it is" if len(changed) == 1 else "are rounded to {} before they are"
-            yield f"{_listed(names, changed)} {used.format(dtype_name(dtype))} used", but(changed)
+            yield f"{_listed(names, changed)} {used.format(dtype_name(half))} used", changed
+
+
+def _other_floats(names: Sequence[str], args: Sequence[Any]) -> _Changes:
     for i, value in enumerate(args):
         if isinstance(value, float):
             for other in {*_USUAL_EPSILONS, value * 10, value / 10} - {value}:
-                yield f"`{names[i]}` is taken as {other:g}, not {value:g}", but({i: other})
+                yield f"`{names[i]}` is taken as {other:g}, not {value:g}", {i: other}
 
 
 def _listed(names: Sequence[str], positions: Iterable[int]) -> str:
@@ -71,23 +92,23 @@ def _alone_and_together(changes: dict[int, Any]) -> Iterator[dict[int, Any]]:
         yield changes
 
 
-def _rows(names: Sequence[str], args: Sequence[Any], rows: list[int]) -> Iterator[tuple[str, list[Any]]]:
+def _rows(names: Sequence[str], args: Sequence[Any], rows: list[int]) -> _Changes:
     """Rows that are broadcast over the activations, taken from another place along one of their dimensions."""
     groups = [[i] for i in rows] + ([rows] if len(rows) > 1 else [])
     depth = max((args[i].dim() for i in rows), default=1) - 1
     for group, dimension in itertools.product(groups, range(depth)):
         if not all(args[i].dim() > dimension + 1 and args[i].shape[dimension] > 1 for i in group):
             continue
-        listed = " and ".join(f"`{names[i]}`" for i in group)
+        listed = _listed(names, group)
         where = "batch row" if dimension == 0 else f"place along dimension {dimension}"
         first = {i: args[i].narrow(dimension, 0, 1).expand_as(args[i]) for i in group}
-        yield f"the first {where} of {listed} is used for all", [first.get(i, a) for i, a in enumerate(args)]
+        yield f"the first {where} of {listed} is used for all", first
         for changed in (
             {i: args[i].roll(1, dimension) for i in group},
             {i: args[i].roll(-1, dimension) for i in group},
             {i: args[i].flip(dimension) for i in group},
         ):
-            yield f"{listed} is read from another {where}", [changed.get(i, a) for i, a in enumerate(args)]
+            yield f"{listed} is read from another {where}", changed
 
 
 def _read_as_contiguous(tensor: Tensor) -> Tensor | None:

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from fusiongate.comparison.contracts import Exact
-from fusiongate.comparison.verdicts import Verdict, compare
+from fusiongate.comparison.verdicts import Verdict
+from fusiongate.diagnosis.hints import compare
 from fusiongate.errors import UsageError
 
 from .device_state import Surroundings, is_out_of_memory

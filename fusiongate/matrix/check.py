@@ -12,7 +12,8 @@ import torch
 
 from fusiongate.comparison.bits import normalised_strides
 from fusiongate.comparison.contracts import Exact
-from fusiongate.comparison.verdicts import bits_differ, compare
+from fusiongate.comparison.verdicts import bits_differ
+from fusiongate.diagnosis.hints import compare
 from fusiongate.errors import FusiongateError
 from fusiongate.gate.signatures import tensors_of
 from fusiongate.io import counted

@@ -62,7 +62,7 @@ class PlantedSaboteur:
         run*. So is one that shows later than on first sight.
         """
         __tracebackhide__ = True
-        from fusiongate.comparison.verdicts import compare
+        from fusiongate.diagnosis.hints import compare
         from fusiongate.sabotage import Detector
 
         if Detector.FIRST_SIGHT not in self.saboteur.detectors:

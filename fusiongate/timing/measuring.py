@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten
 
-from fusiongate.comparison.verdicts import compare
+from fusiongate.diagnosis.hints import compare
 from fusiongate.errors import TimingError, UsageError
 from fusiongate.gate.device_state import wait_for
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fusiongate.comparison import verdicts
 from fusiongate.comparison.bits import as_real, integer_view
-from fusiongate.comparison.contracts import Contract, outside_of
+from fusiongate.comparison.contracts import Contract, Exact, outside_of
 from fusiongate.comparison.verdicts import Verdict
 from fusiongate.gate import guarded, probes
 from fusiongate.gate import verification as first_sight
@@ -232,7 +232,7 @@ def compared_as_equal(monkeypatch: pytest.MonkeyPatch) -> None:
     """A first sight for which all bits are equal."""
 
     def equal(actual: Any, expected: Tensor, *args: Any, **named: Any) -> Verdict:
-        return Verdict(True, "equal", verdicts.Exact(), expected.numel())
+        return Verdict(True, "equal", Exact(), expected.numel())
 
     monkeypatch.setattr(first_sight, "compare", equal)
 

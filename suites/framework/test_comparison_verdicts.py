@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from fusiongate.comparison import mismatch_stats as tallies
-from fusiongate.comparison import verdicts
-from fusiongate.comparison.bits import slabs, ulp_at, ulp_distance
-from fusiongate.comparison.contracts import Contract
-from fusiongate.comparison.verdicts import Exact, Ulp, Verdict, bits_differ, compare, normalised_strides
+from fusiongate.comparison import mismatch_stats, verdicts
+from fusiongate.comparison.bits import normalised_strides, slabs, ulp_at, ulp_distance
+from fusiongate.comparison.contracts import Contract, Exact, Ulp
+from fusiongate.comparison.verdicts import Verdict, bits_differ
+from fusiongate.diagnosis.hints import compare
 from fusiongate.errors import UsageError
 
 from .allocations import Allocations
@@ -222,7 +222,7 @@ def test_slabs_change_no_verdict(monkeypatch: pytest.MonkeyPatch, limit: int) ->
         compare(stepped(expected, 1), expected, Ulp(1)),
     )
 
-    for module in (verdicts, tallies):
+    for module in (verdicts, mismatch_stats):
         monkeypatch.setattr(module, "SLAB", limit)
     monkeypatch.setattr(verdicts, "_BITS_SLAB", limit)
 
@@ -247,7 +247,7 @@ def test_slabs_cover_a_shape_once_and_in_order(limit: int) -> None:
 
 
 def test_temporaries_stay_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (verdicts, tallies):
+    for module in (verdicts, mismatch_stats):
         monkeypatch.setattr(module, "SLAB", 1 << 10)
     monkeypatch.setattr(verdicts, "_BITS_SLAB", 1 << 13)
     expected = filled(1 << 9, 1 << 9)
