@@ -193,6 +193,7 @@ def test_library_that_aborts_on_loading_spares_this_process(tmp_path: Path) -> N
 
 def test_librarys_own_probe_may_refuse(tmp_path: Path) -> None:
     code = TINY + (
+        "#include <tvm/ffi/function.h>\n"
         'static void Probe() { TVM_FFI_THROW(RuntimeError) << "wrong sum"; }\n'
         "TVM_FFI_DLL_EXPORT_TYPED_FUNC(fusiongate_probe, Probe);\n"
     )

@@ -9,18 +9,27 @@ from fusiongate.jit import Source
 __all__ = ["TINY", "write_tiny"]
 
 TINY = """\
-#include <tvm/ffi/function.h>
+// The plain interface: the headers of the typed one take twenty times as long to compile as everything here.
+#include <tvm/ffi/c_api.h>
 #include "addend.h"
 
-static int64_t Add(int64_t a) { return a + ADDEND; }
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(add, Add);
+extern "C" TVM_FFI_DLL_EXPORT int __tvm_ffi_add(void*, const TVMFFIAny* given, int32_t, TVMFFIAny* result) {
+  result->type_index = kTVMFFIInt;
+  result->v_int64 = given[0].v_int64 + ADDEND;
+  return 0;
+}
 
 #if FUSIONGATE_TARGET_HOST
 #if defined(__x86_64__)
 __attribute__((target("fma")))
 #endif
 static double MultiplyAdd(double a, double b, double c) { return a * b + c; }
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(multiply_add, MultiplyAdd);
+
+extern "C" TVM_FFI_DLL_EXPORT int __tvm_ffi_multiply_add(void*, const TVMFFIAny* given, int32_t, TVMFFIAny* result) {
+  result->type_index = kTVMFFIFloat;
+  result->v_float64 = MultiplyAdd(given[0].v_float64, given[1].v_float64, given[2].v_float64);
+  return 0;
+}
 #else
 __global__ void MultiplyAdd(float* p) { p[0] = p[1] * p[2] + p[3]; }
 #endif
