@@ -239,7 +239,8 @@ def draws(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     if torch.Tag.nondeterministic_seeded not in op.tags:
         return False
     given = {argument.name: argument.default_value for argument in op._schema.arguments}
-    given |= {argument.name: value for argument, value in zip(op._schema.arguments, args, strict=False)} | kwargs
+    given |= {argument.name: value for argument, value in zip(op._schema.arguments, args, strict=False)}
+    given |= kwargs
     if any(given.get(name) == 0 for name in ("dropout_p", "dropout")) or given.get("train") is False:
         # Attention and dropout have the tag whether they drop anything or not.
         return False

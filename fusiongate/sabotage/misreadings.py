@@ -54,7 +54,8 @@ def _remembering(fusion: Fusion) -> Launcher:
         def kept(tensor: Tensor) -> Tensor:
             return remembered.setdefault(tensor.shape, tensor.clone())
 
-        return fusion.fused(*_with_last(args, kept))
+        result: Tensor = fusion.fused(*_with_last(args, kept))
+        return result
 
     return launch
 

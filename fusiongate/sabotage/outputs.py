@@ -89,7 +89,8 @@ def _sharing_a_cache(fusion: Fusion) -> Fusion:
 
     @functools.wraps(fusion.reference)
     def reference(*args: Any) -> Tensor:
-        cache[tuple(map(md5, tensors_of(args)))] = result = fusion.reference(*args)
+        result: Tensor = fusion.reference(*args)
+        cache[tuple(map(md5, tensors_of(args)))] = result
         return result
 
     def launch(*args: Any) -> Tensor:

@@ -144,7 +144,8 @@ def test_a_second_first_sight_among_threads_is_red(monkeypatch: pytest.MonkeyPat
 
     def without_lock(op: Fusion, slot: Slot, args: tuple[Any, ...]) -> Tensor:
         everyone.wait(timeout=60)
-        return op._judge.first_sight(slot, args)[0]
+        result: Tensor = op._judge.first_sight(slot, args)[0]
+        return result
 
     monkeypatch.setattr(Fusion, "_unverified", without_lock)
     with pytest.raises(CellFailure, match=r"expected: 3 × fused \(verified\), 1 × reference \(first-sight\)"):

@@ -53,7 +53,8 @@ def test_without_the_count_of_launches_the_matrix_believes_the_gate(monkeypatch:
 
     def pretending(self: Fusion, slot: object, args: tuple[Any, ...]) -> Tensor:
         self._tallies.add(("fused", "verified"))
-        return self.reference(*args)
+        result: Tensor = self.reference(*args)
+        return result
 
     monkeypatch.setattr(Fusion, "_fuse", pretending)
     assert not checked(right(), "base")
@@ -150,7 +151,8 @@ def test_without_a_look_at_errors_a_gate_may_launch_where_eager_raises(monkeypat
 
     def hasty(self: Fusion, slot: Any, args: tuple[Any, ...]) -> Tensor:
         self.fused(*args)
-        return unverified(self, slot, args)
+        result: Tensor = unverified(self, slot, args)
+        return result
 
     op = Fusion("strict", reference=strict, fused=modulate)
     assert checked(op, "scalar")

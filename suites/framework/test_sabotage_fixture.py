@@ -142,8 +142,8 @@ def test_a_detector_looks_at_the_whole_fusion(field: str) -> None:
         return {"probe": args, "signature": "any", "witness": args[0].sum(-1)}[field]
 
     def spoil(fusion: Fusion) -> Fusion:
-        value = (lambda *args: args[0].sum(-1), noted) if field == "witness" else noted
-        return Fusion.of(dataclasses.replace(fusion.spec, **{field: value}))
+        changed: dict[str, Any] = {field: (lambda *args: args[0].sum(-1), noted) if field == "witness" else noted}
+        return Fusion.of(dataclasses.replace(fusion.spec, **changed))
 
     stage = Stage.of(Saboteur("notes", "generic", "it only notes", spoil, {}), torch.device("cpu"))
     assert not looked_at(stage, Detector.RECHECK)[0]

@@ -37,7 +37,8 @@ class Block(nn.Module):
         self.op = op
 
     def forward(self, x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
-        return self.op(x + x, scale, shift=shift) * 2
+        result: Tensor = self.op(x + x, scale, shift=shift)
+        return result * 2
 
 
 def eager(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:

@@ -266,7 +266,7 @@ def broken(kernel: fg.Fusion, spoil: Any) -> fg.Fusion:
     """The same fusion with a kernel that is spoilt after it ran."""
 
     def fused(*args: Any) -> Tensor:
-        result = kernel.fused(*args)
+        result: Tensor = kernel.fused(*args)
         spoil(result, args)
         return result
 
@@ -426,7 +426,8 @@ def test_compiled_lossless_kernels_are_plain_expressions() -> None:
         counter = CompileCounterWithBackend("eager")
 
         def block(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
-            return modulate(composite(x, scale, shift, EPS), scale, shift)
+            result: Tensor = modulate(composite(x, scale, shift, EPS), scale, shift)
+            return result
 
         args = operands(2, 5, 128)
         compiled = torch.compile(block, fullgraph=True, backend=counter)
@@ -447,7 +448,8 @@ def test_a_compiled_high_kernel_is_one_op() -> None:
         counter = CompileCounterWithBackend("aot_eager")
 
         def block(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
-            return modulate(high(x, scale, shift, EPS), scale, shift)
+            result: Tensor = modulate(high(x, scale, shift, EPS), scale, shift)
+            return result
 
         args = operands(2, 5, 128)
         compiled = torch.compile(block, fullgraph=True, backend=counter)

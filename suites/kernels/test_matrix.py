@@ -45,7 +45,7 @@ def variant(op: fg.Fusion, name: str) -> fg.Subject:
     return dataclasses.replace(fg.Subject.of(op), name=f"{op.name}-{name}")
 
 
-@pytest.mark.fusion_matrix(fg.kernels.modulate)
+@pytest.mark.fusion_matrix(fg.kernels.modulate, inputs=fg.ADALN)
 def test_modulate(fusion_case: fg.FusionCase) -> None:
     fusion_case.check()
 
