@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from typing import IO, Self
+from typing import IO, NoReturn, Self
 
 __all__ = ["ForkServer", "Forked", "serve"]
 
@@ -27,7 +27,7 @@ class ForkServer:
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-c", _SERVER], stdin=theirs, env={**os.environ, **cpu_settings()}
+                [sys.executable, "-P", "-c", _SERVER], stdin=theirs.fileno(), env={**os.environ, **cpu_settings()}
             )
 
     def __enter__(self) -> Self:
@@ -35,7 +35,6 @@ class ForkServer:
 
     def __exit__(self, *_: object) -> None:
         self._channel.close()
-        self._process.kill()
         self._process.wait()
 
     def start(self, command: Sequence[str], variables: Mapping[str, str], printed: IO[str]) -> Forked:
@@ -76,7 +75,7 @@ class Forked:
             os.kill(self._pid, signal.SIGKILL)
 
 
-def serve(channel: int) -> None:
+def serve(channel: int) -> NoReturn:
     """Fork a process for every request until the other end is closed."""
     # What every process needs, loaded once; and the compiler, which comes with a switch of torch's.
     import torch
@@ -89,13 +88,20 @@ def serve(channel: int) -> None:
     with socket.socket(fileno=channel) as requests:
         while True:
             request, ends, *_ = socket.recv_fds(requests, 1 << 20, 4)
+            _reap()
             if not request:
-                return
+                os._exit(0)  # without taking apart all that it has loaded
             if os.fork() == 0:
                 requests.close()
                 _watched(json.loads(request), *ends)
             for end in ends:
                 os.close(end)
+
+
+def _reap() -> None:
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
 
 
 def _watched(variables: Mapping[str, str], tasks: int, answers: int, printed: int, telling: int) -> None:

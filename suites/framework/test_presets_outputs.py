@@ -96,6 +96,7 @@ def test_an_empty_command_is_refused() -> None:
         command_preset("a-program", [])
 
 
+@pytest.mark.usefixtures("forked")
 def test_a_program_runs_in_another_process_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: Path) -> None:
     """The module that declares it is imported there."""
     (tmp_path / "declares_a_program.py").write_text(

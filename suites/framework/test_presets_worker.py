@@ -16,6 +16,7 @@ from fusiongate.presets import (
     PRESETS,
     Preset,
     PresetProcess,
+    PresetRun,
     Run,
     first_difference,
     judge,
@@ -60,24 +61,28 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Prese
     PRESETS.pop("elsewhere", None)
 
 
-def test_another_process_gives_the_same_and_runs_several_one_after_another() -> None:
-    here = run_preset(steady)
+@pytest.fixture(scope="module")
+def fresh() -> list[PresetRun]:
+    """A preset twice in a process that was started for it, from an environment that asks for something else."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ATEN_CPU_CAPABILITY", "avx2")
+        patch.setenv("OMP_NUM_THREADS", "3")
+        return list(run_fresh([steady, steady]))
 
-    first, second = run_fresh([steady, steady])
 
-    assert judge(here.record, first.record)
-    assert judge(here.record, second.record)
-    assert here.fused.calls() == first.fused.calls()
+def test_another_process_gives_the_same_and_runs_several_one_after_another(
+    fresh: list[PresetRun],
+) -> None:
+    first, second = fresh
+
+    assert judge(first.record, second.record)
+    assert run_preset(steady).fused.calls() == first.fused.calls()
 
 
-def test_a_process_on_a_cpu_is_held_to_one_thread_and_one_instruction_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever else the environment that it is started in asks for; the environment that is recorded says so."""
-    monkeypatch.setenv("ATEN_CPU_CAPABILITY", "avx2")
-    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+def test_a_process_on_a_cpu_is_held_to_one_thread_and_one_instruction_set(fresh: list[PresetRun]) -> None:
+    """The environment that is recorded says so."""
+    where = fresh[0].record.environment
 
-    (run,) = run_fresh([steady])
-
-    where = run.record.environment
     assert 1 == where.threads
     if cpu_architecture() == "x86_64":
         assert PORTABLE.items() <= where.switches.items()
@@ -91,6 +96,7 @@ def test_an_architecture_that_was_not_shown_to_repeat_keeps_its_instructions(mon
     assert {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"} == cpu_settings()
 
 
+@pytest.mark.usefixtures("forked")
 def test_what_a_preset_prints_is_no_answer(elsewhere: Preset) -> None:
     (run,) = run_fresh([elsewhere])
 

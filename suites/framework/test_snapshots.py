@@ -327,7 +327,7 @@ def test_an_environment_that_moved_is_no_failure_and_is_named_in_one(recorded: P
     result.stdout.re_match_lines([r".*since the record: numpy 0\.1 → .*, the kernels' sources 000000000000 → .*"])
 
 
-def test_an_update_with_workers_touches_what_ran_and_nothing_else(recorded: Project) -> None:
+def test_an_update_in_a_worker_touches_what_ran_and_nothing_else(recorded: Project) -> None:
     """The other snapshot, one of another machine and one that nobody asks for stay byte for byte."""
     other = recorded.write("kept/cuda-sm_00/a-gpu/torch-9.9/test_digests/one.json", "{}")
     orphan = next((recorded.path / "kept").rglob("one.json")).with_name("orphan.json")
@@ -335,7 +335,7 @@ def test_an_update_with_workers_touches_what_ran_and_nothing_else(recorded: Proj
     before = kept(recorded)
     recorded.setenv("REFERENCE", "1")
 
-    recorded.run("-n", "2", "-k", "two", "--snapshot-update").assert_outcomes(passed=1)
+    recorded.run("-n", "1", "-k", "two", "--snapshot-update").assert_outcomes(passed=1)
 
     after = kept(recorded)
     assert before.keys() == after.keys()
