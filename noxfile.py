@@ -11,10 +11,10 @@ import platform
 import shlex
 import shutil
 import site
+import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -32,17 +32,18 @@ PROJECT = nox.project.load_toml(ROOT / "pyproject.toml")
 STACK = ROOT / ".ci" / "stack.txt"
 """The one known-good version of everything, as constraints of pip."""
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
-PATIENCE_S = 3
+PATIENCE_S = 5
 """How long PyTorch's own index is given to answer, once: pip would try again and again."""
+IS_THERE = "import sys, urllib.request as web; web.urlopen(web.Request(sys.argv[1], method='HEAD'))"
 
 # A machine with a GPU usually comes with the torch that fits it, outside any virtual environment.
 HAS_NVIDIA = shutil.which("nvidia-smi") is not None
 HAS_AMD = Path("/dev/kfd").exists()
 SHARED_PACKAGES = ["--system-site-packages"] if HAS_NVIDIA or HAS_AMD else []
-# One environment for what is run every day: a second torch would take gigabytes where only PyPI's build is to be had.
-# Nox has one environment a session, so that these sessions have none of nox's.
+# One environment for all that runs on the pinned stack: a second torch would take gigabytes where only PyPI's build is
+# to be had. Nox has one environment a session, so that these sessions have none of nox's.
 SHARED = ROOT / ".nox" / f"stack-{platform.python_version()}"
-GROUPS = ("bench", "lint", "suite", "test")
+GROUPS = ("bench", "coverage", "lint", "suite", "test")
 """The dependency groups of that environment."""
 
 TESTS = ["suites/framework"]
@@ -55,10 +56,12 @@ NO_GPU = (
     "FUSIONGATE_TORCH; `nox -s suite` runs without one"
 )
 SEES_GPU = "import torch; print('sees a GPU' if torch.cuda.is_available() else 'sees none')"
+IS_THE_IMAGES = "import sys, torch; print('session' if torch.__file__.startswith(sys.prefix) else 'image')"
+INSTALLED = "from importlib.metadata import distributions as d; print(sorted({(x.name, x.version) for x in d()}))"
 PLATFORM = "import fusiongate; print(fusiongate.environment().platform)"
-# A console script of the environment: those that have no module to run by `-m`.
-COMMAND = "import shutil, subprocess, sys; sys.exit(subprocess.call([shutil.which(sys.argv[1]), *sys.argv[2:]]))"
+PREFIX = "import sys; print(sys.prefix)"
 SITE_PACKAGES = "import sysconfig; print(sysconfig.get_path('purelib'))"
+LINT_IMPORTS = "from importlinter.cli import lint_imports_command; lint_imports_command()"
 
 
 def torch_arguments(
@@ -80,12 +83,20 @@ def torch_arguments(
 
 @functools.cache
 def cpu_index_answers() -> bool:
-    """Whether PyTorch's index of CPU builds can be reached, asked once and shortly."""
-    try:
-        with urllib.request.urlopen(f"{CPU_INDEX}/torch/", timeout=PATIENCE_S) as answer:
-            return bool(answer.status == 200)
-    except (OSError, ValueError):
+    """Whether PyTorch's index of CPU builds can be reached; asked once, and not at all where pip may ask no index.
+
+    By a process that can be ended: looking a name up and trying one address after another know no limit.
+    """
+    if os.environ.get("PIP_NO_INDEX"):
         return False
+    certificates = os.environ.get("PIP_CERT")
+    environment = {**os.environ, "SSL_CERT_FILE": certificates} if certificates else None
+    ask = [sys.executable, "-c", IS_THERE, f"{CPU_INDEX}/torch/"]
+    try:
+        subprocess.run(ask, check=True, capture_output=True, timeout=PATIENCE_S, env=environment)
+    except subprocess.SubprocessError:
+        return False
+    return True
 
 
 def constraints(stack: str, *, without: str = "") -> str:
@@ -139,80 +150,79 @@ def branches_covered(measured: Mapping[str, Any]) -> float:
 
 
 def _python(session: nox.Session, *arguments: str, **options: Any) -> Any:
-    """Run the session's own Python; that of the shared environment in a session that has none."""
+    """Run the session's own Python; that of the shared environment in a session that has none.
+
+    -P keeps the working directory off sys.path, where the checkout's `kernels` would hide another package.
+    """
     if session.venv_backend != "none":
-        return session.run("python", *arguments, **options)
+        return session.run("python", "-P", *arguments, **options)
     if not (SHARED / "pyvenv.cfg").is_file():
         session.run(sys.executable, "-m", "virtualenv", *SHARED_PACKAGES, str(SHARED), external=True, silent=True)
     folder = SHARED / ("Scripts" if os.name == "nt" else "bin")
     environment = {"PATH": f"{folder}{os.pathsep}{os.environ.get('PATH', '')}", "VIRTUAL_ENV": str(SHARED)}
     environment |= options.pop("env", {})
-    return session.run(str(folder / "python"), *arguments, external=True, env=environment, **options)
+    return session.run(str(folder / "python"), "-P", *arguments, external=True, env=environment, **options)
 
 
-def _pip_install(session: nox.Session, *arguments: str) -> None:
-    _python(session, "-m", "pip", "install", *arguments, silent=True)
+def _answer(session: nox.Session, code: str) -> str:
+    """The last line that the session's Python prints; empty where the code fails, as without a torch."""
+    said = str(_python(session, "-c", code, silent=True, log=False, success_codes=range(256))).strip()
+    return said.splitlines()[-1] if said else ""
 
 
 def _sees_gpu(session: nox.Session) -> bool:
-    # A session without any torch sees no GPU either, so no exit status is a failure here.
-    answer = _python(session, "-c", SEES_GPU, silent=True, log=False, success_codes=range(256))
-    return str(answer).strip().endswith("sees a GPU")
+    return _answer(session, SEES_GPU) == "sees a GPU"
 
 
-def _finds_gpu(session: nox.Session) -> bool:
-    """Whether the session's torch sees a GPU; where it has none, look into the environment that nox itself runs in."""
-    if not SHARED_PACKAGES:
+def _keeps_torch(session: nox.Session) -> bool:
+    """Whether the image has a torch that sees a GPU, seen from the session; it stays, unless another one is named."""
+    if not SHARED_PACKAGES or os.environ.get("FUSIONGATE_TORCH"):
         return False
-    if _sees_gpu(session):
-        return True
-    if sys.prefix == sys.base_prefix:
-        return False
-    # `--system-site-packages` shows the base interpreter's packages only; images that keep torch in a virtual
-    # environment run nox from there.
-    folder = _python(session, "-c", SITE_PACKAGES, silent=True, log=False)
-    (Path(str(folder).strip()) / "nox_environment.pth").write_text("\n".join(site.getsitepackages()) + "\n")
-    return _sees_gpu(session)
+    if not _sees_gpu(session) and sys.prefix != sys.base_prefix:
+        # `--system-site-packages` shows the base interpreter's packages only; images that keep torch in a virtual
+        # environment run nox from there.
+        packages = Path(_answer(session, SITE_PACKAGES))
+        (packages / "nox_environment.pth").write_text("\n".join(site.getsitepackages()) + "\n")
+    return _sees_gpu(session) and _answer(session, IS_THE_IMAGES) == "image"
 
 
-def _install(session: nox.Session, *groups: str, pinned: bool = True) -> None:
-    """Install torch, this checkout and dependency groups, unless they are there as they would be installed now.
+def _install(session: nox.Session, *groups: str) -> None:
+    """Install torch, this checkout and dependency groups, unless what was installed for them is what is there.
 
-    Beside an image's torch that sees a GPU nothing is pinned, and no group is taken but the session's own: what fits
-    that torch is the image's to say, and it may have no index to take more from.
+    Beside an image's torch nothing is pinned, and no group is taken but the session's own: what fits that torch is the
+    image's to say, and it may have no index to take more from.
     """
-    if _finds_gpu(session):
-        torch, pins = [], ""
-    else:
+    torch, pins = [], ""
+    if not _keeps_torch(session):
         named = os.environ.get("FUSIONGATE_TORCH")
         torch = torch_arguments(named, platform.system(), HAS_NVIDIA, cpu_index_answers)
-        pins = constraints(STACK.read_text(encoding="utf-8"), without="torch" if named else "") if pinned else ""
-        groups = (*GROUPS, *groups)
+        pins = constraints(STACK.read_text(encoding="utf-8"), without="torch" if named else "")
+        groups = GROUPS
     packages = ["-e", ".", *dict.fromkeys(nox.project.dependency_groups(PROJECT, *groups))]
-    wanted = json.dumps([torch, pins, packages, (ROOT / "pyproject.toml").read_text(encoding="utf-8")])
-    digest = hashlib.sha256(wanted.encode()).hexdigest()
-    prefix = str(_python(session, "-c", "import sys; print(sys.prefix)", silent=True, log=False)).strip()
-    stamp = Path(prefix) / "fusiongate-stack.sha256"
-    if stamp.is_file() and stamp.read_text(encoding="utf-8") == digest:
+    built = [PROJECT[table] for table in ("build-system", "project")], PROJECT["tool"]["setuptools"]
+    digest = hashlib.sha256(json.dumps([str(ROOT), torch[:1], pins, packages, built]).encode()).hexdigest()
+    # Its name says what was asked for, its text what that gave.
+    stamp = Path(_answer(session, PREFIX)) / f"fusiongate-{digest[:16]}.txt"
+    if stamp.is_file() and stamp.read_text(encoding="utf-8") == _answer(session, INSTALLED):
         return
-    stamp.unlink(missing_ok=True)
-    file = Path(session.create_tmp()) / "constraints.txt"
-    file.write_text(pins, encoding="utf-8")
-    options = ["--constraint", str(file), *([] if pinned else ["--upgrade"])]
-    if torch:
-        _pip_install(session, *torch, *options)
-    _pip_install(session, *packages, *options)
-    stamp.write_text(digest, encoding="utf-8")
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "constraints.txt"
+        file.write_text(pins, encoding="utf-8")
+        install = ("-m", "pip", "install", "--constraint", str(file))
+        if torch:
+            # Not silent: where only PyPI's build is to be had, it brings gigabytes.
+            _python(session, *install, *torch)
+        _python(session, *install, *packages, silent=True)
+    stamp.write_text(_answer(session, INSTALLED), encoding="utf-8")
+    session.log(f"installed in {time.monotonic() - started:.0f} s")
 
 
 def _run_pytest(session: nox.Session, *arguments: str) -> None:
-    """Run this environment's pytest: the first one on PATH may be an image's, which knows nothing of what is here.
-
-    -P keeps the checkout off sys.path, where `kernels` would hide another package.
-    """
+    """Run this environment's pytest: the first one on PATH may be an image's, which knows nothing of what is here."""
     started = time.monotonic()
     try:
-        _python(session, "-P", "-m", "pytest", *arguments)
+        _python(session, "-m", "pytest", *arguments)
     finally:
         session.log(f"pytest took {time.monotonic() - started:.0f} s")
 
@@ -252,7 +262,7 @@ def missing_baselines(environment: Mapping[str, str], platform_key: str, recorde
 
 
 def _missing_baselines(session: nox.Session) -> str:
-    told = str(_python(session, "-c", PLATFORM, silent=True, log=False)).strip().splitlines()[-1]
+    told = _answer(session, PLATFORM)
     # Whatever vector instructions an x86-64 CPU has, its digests are the same.
     platform_key = "cpu-x86_64" if told.startswith("cpu-x86_64-") else told
     recorded = [folder.name for folder in ROOT.glob("snapshots/*")]
@@ -339,14 +349,12 @@ def _check_installed_tree(session: nox.Session) -> None:
         _python(session, "-m", "build", "--no-isolation", "--outdir", folder, silent=True)
         wheel = next(Path(folder).glob("*.whl"))
         tree = Path(folder) / "tree"
-        _pip_install(session, "--no-deps", "--target", str(tree), str(wheel))
-        # Out of the checkout, whose `fusiongate` folder would come before the unpacked one.
-        with session.chdir(folder):
+        shutil.unpack_archive(wheel, tree, "zip")
+        # Both look into the folder that they run in first.
+        with session.chdir(tree):
             project, cache = ROOT / "pyproject.toml", ROOT / ".mypy_cache"
-            rules = ("lint-imports", "--no-cache", "--no-logo", str(project))
-            _python(session, "-c", COMMAND, *rules, env={"PYTHONPATH": str(tree)})
-            types = (f"--config-file={project}", f"--cache-dir={cache}", "-p", "fusiongate")
-            _python(session, "-m", "mypy", *types, env={"MYPYPATH": str(tree)})
+            _python(session, "-c", LINT_IMPORTS, "--no-cache", "--no-logo", str(project))
+            _python(session, "-m", "mypy", f"--config-file={project}", f"--cache-dir={cache}", "-p", "fusiongate")
 
 
 @nox.session(venv_backend="none", default=False)
@@ -356,19 +364,24 @@ def amd_compile(session: nox.Session) -> None:
     _python(session, "-m", "fusiongate.suites.framework.amd_compile", *session.posargs)
 
 
-@nox.session(venv_params=SHARED_PACKAGES, default=False)
+@nox.session(default=False)
 def newest(session: nox.Session) -> None:
-    """Run tests and suite on whatever is newest, torch included; what no digest is recorded for is not run, by name."""
-    _install(session, "suite", "test", pinned=False)
-    _pytest(session, *TESTS, *MATRIX, *IN_PARALLEL, "--fusiongate-device=host", "--fusiongate-missing=skip")
+    """Run tests and suite on whatever is newest, torch included, and list it: what is green can be pinned."""
+    torch = torch_arguments(os.environ.get("FUSIONGATE_TORCH"), platform.system(), HAS_NVIDIA, cpu_index_answers)
+    groups = nox.project.dependency_groups(PROJECT, "suite", "test")
+    session.install("--upgrade", "--upgrade-strategy", "eager", *torch, "-e", ".", *groups, silent=False)
+    try:
+        _pytest(session, *TESTS, *MATRIX, *IN_PARALLEL, "--fusiongate-device=host", "--fusiongate-missing=skip")
+    finally:
+        _python(session, "-m", "pip", "list", "--format=freeze", "--exclude-editable")
 
 
 @nox.session(default=False)
 def docs(session: nox.Session) -> None:
     """Build the documentation as a site in build/site; a broken link or name fails."""
-    session.install(*nox.project.dependency_groups(PROJECT, "docs"))
+    session.install("--constraint", str(STACK), *nox.project.dependency_groups(PROJECT, "docs"))
     with session.chdir(ROOT / "docs" / "site"):
-        session.run("python", "-m", "mkdocs", "build", "--strict", env={"NO_MKDOCS_2_WARNING": "1"})
+        _python(session, "-m", "mkdocs", "build", "--strict", env={"NO_MKDOCS_2_WARNING": "1"})
 
 
 @nox.session(python="3.11", default=False)
@@ -393,22 +406,20 @@ def portable(session: nox.Session) -> None:
     _pytest(session, "suites/models/test_portable.py", *by_cpu)
 
 
-@nox.session(default=False)
+@nox.session(venv_backend="none", default=False)
 def coverage(session: nox.Session) -> None:
     """Measure which branches of the library the tests run without a GPU; fail below 95 %."""
     _install(session, "coverage")
-    # Coverage has to start before pytest, which loads the plugin before pytest-cov could look. It is given a script
-    # and no module: `-m` puts the checkout on sys.path, where pytest takes it for one more installed plugin.
-    pytest = ["coverage", "run", str(Path(session.bin) / "pytest")]
+    # Coverage has to start before pytest, which loads the plugin before pytest-cov could look.
     options = [*IN_PARALLEL, "--fusiongate-device=host", _missing_baselines(session)]
-    session.run("coverage", "erase")
-    session.run(*pytest, *TESTS, *MATRIX, *options, *session.posargs)
-    session.run("coverage", "combine")
-    session.run("coverage", "report")
+    cover = ("-m", "coverage")
+    _python(session, *cover, "erase")
+    _python(session, *cover, "run", "-m", "pytest", *TESTS, *MATRIX, *options, *session.posargs)
+    _python(session, *cover, "combine")
+    _python(session, *cover, "report")
     # What `report` and its fail_under judge is lines and branches together, and the lines alone would carry it.
-    written = Path(session.create_tmp()) / "coverage.json"
-    session.run("coverage", "json", "-o", str(written))
-    covered = branches_covered(json.loads(written.read_text(encoding="utf-8")))
+    written = str(_python(session, *cover, "json", "-o", "-", silent=True))
+    covered = branches_covered(json.loads(written))
     session.log(f"{covered:.2f} % of the branches")
     least = PROJECT["tool"]["coverage"]["report"]["fail_under"]
     if covered < least:

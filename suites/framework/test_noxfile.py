@@ -1,144 +1,23 @@
-"""What nox's sessions install, and when they refuse: the parts of the noxfile that decide something."""
+"""What nox's sessions run, and when they refuse: the parts of the noxfile that decide something."""
 
-import importlib.util
 import os
 import re
-import socket
 import subprocess
 import sys
-import tempfile
-import time
-from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from types import ModuleType
 
 import pytest
-from nox.command import CommandFailed
 
-NOXFILE = Path(__file__).parents[2] / "noxfile.py"
+from .nox_sessions import NOXFILE, Failed, FakeSession, called, load_noxfile
 
 pytestmark = pytest.mark.skipif(not NOXFILE.is_file(), reason="needs the source tree")
 
 
 @pytest.fixture(scope="module")
 def noxfile() -> ModuleType:
-    """The noxfile as a module, loaded once: that registers its sessions and runs none."""
-    spec = importlib.util.spec_from_file_location("fusiongate_noxfile", NOXFILE)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-@pytest.fixture
-def torch_arguments(noxfile: ModuleType) -> Callable[..., list[str]]:
-    function: Callable[..., list[str]] = noxfile.torch_arguments
-    return function
-
-
-CPU_BUILDS = ["--extra-index-url", "https://download.pytorch.org/whl/cpu"]
-
-
-def unasked() -> bool:
-    raise AssertionError("nothing is to be asked of PyTorch's index here")
-
-
-def test_linux_without_a_driver_is_offered_the_cpu_build_where_its_index_answers(
-    torch_arguments: Callable[..., list[str]],
-) -> None:
-    assert ["torch>=2.9", *CPU_BUILDS] == torch_arguments(None, "Linux", False, lambda: True)
-
-
-def test_where_the_index_does_not_answer_pypi_s_build_is_taken(torch_arguments: Callable[..., list[str]]) -> None:
-    assert ["torch>=2.9"] == torch_arguments(None, "Linux", False, lambda: False)
-
-
-@pytest.mark.parametrize(("system", "has_nvidia"), [("Linux", True), ("Darwin", False)])
-def test_elsewhere_pypi_has_the_right_build(
-    torch_arguments: Callable[..., list[str]], system: str, has_nvidia: bool
-) -> None:
-    assert ["torch>=2.9"] == torch_arguments(None, system, has_nvidia, unasked)
-
-
-@pytest.mark.parametrize(
-    ("requirement", "expected"),
-    [
-        ("torch==2.13.0", ["torch==2.13.0"]),
-        (
-            "torch==2.9.1 --index-url https://example.org/rocm",
-            ["torch==2.9.1", "--index-url", "https://example.org/rocm"],
-        ),
-    ],
-)
-def test_a_named_torch_is_installed_as_it_is_named(
-    torch_arguments: Callable[..., list[str]], requirement: str, expected: list[str]
-) -> None:
-    assert expected == torch_arguments(requirement, "Linux", False, unasked)
-
-
-def test_an_empty_variable_counts_as_unset(torch_arguments: Callable[..., list[str]]) -> None:
-    assert ["torch>=2.9"] == torch_arguments("", "Linux", True, unasked)
-
-
-def test_an_index_that_does_not_answer_is_asked_once_and_not_for_long(
-    noxfile: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        monkeypatch.setattr(noxfile, "CPU_INDEX", f"http://127.0.0.1:{silent.getsockname()[1]}")
-        monkeypatch.setattr(noxfile, "PATIENCE_S", 0.2)
-        noxfile.cpu_index_answers.cache_clear()
-        started = time.monotonic()
-        answers = [noxfile.cpu_index_answers() for _ in range(5)]
-    noxfile.cpu_index_answers.cache_clear()
-    assert [False] * 5 == answers
-    assert time.monotonic() - started < 1
-
-
-def test_the_stack_pins_everything_that_is_asked_for(noxfile: ModuleType) -> None:
-    pins = dict(line.split("==") for line in noxfile.constraints(noxfile.STACK.read_text()).splitlines())
-    named = [*noxfile.PROJECT["project"]["dependencies"]]
-    for group in noxfile.GROUPS:
-        named += noxfile.nox.project.dependency_groups(noxfile.PROJECT, group)
-    asked = {re.match(r"[\w.-]+", requirement)[0] for requirement in named}  # type: ignore[index]
-    assert set() == asked - set(pins)
-
-
-def test_a_torch_that_is_named_is_not_pinned_to_another(noxfile: ModuleType) -> None:
-    stack = "# why\nnumpy==1.0\ntorch==2.13.0\ntorch-like==1\n"
-    assert "numpy==1.0\ntorch-like==1\n" == noxfile.constraints(stack, without="torch")
-
-
-def test_an_image_s_pytest_on_path_is_not_the_one_that_runs(
-    noxfile: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The image has pytest and xdist, and stands first on PATH; it knows no option of fusiongate."""
-    image = tmp_path / "image"
-    image.mkdir()
-    program = image / "pytest"
-    program.write_text('#!/bin/sh\necho "error: unrecognized arguments: $*" >&2\nexit 4\n', encoding="utf-8")
-    program.chmod(0o755)
-    (tmp_path / "test_one.py").write_text(
-        "import sys\n\ndef test_one(pytestconfig):\n"
-        "    assert pytestconfig.getoption('--fusiongate-device') == 'host'\n"
-        "    assert '' not in sys.path\n",
-        encoding="utf-8",
-    )
-    monkeypatch.setenv("PATH", f"{image}{os.pathsep}{os.environ['PATH']}")
-    for name in ("PYTEST_XDIST_WORKER", "PYTEST_XDIST_WORKER_COUNT", "PYTEST_XDIST_TESTRUNUID"):
-        monkeypatch.delenv(name, raising=False)
-
-    class Session(FakeSession):
-        def run(self, *command: str, **_: object) -> str:
-            assert "python" == command[0]
-            done = subprocess.run(
-                [sys.executable, *command[1:]], cwd=tmp_path, check=False, capture_output=True, text=True
-            )
-            assert 0 == done.returncode, done.stdout + done.stderr
-            return done.stdout
-
-    noxfile._run_pytest(Session(), "test_one.py", "--fusiongate-device=host", "-n", "1", "--import-mode=importlib")
+    return load_noxfile()
 
 
 def test_the_lowest_versions_are_pinned(noxfile: ModuleType) -> None:
@@ -165,50 +44,6 @@ def test_timings_are_recorded_where_git_does_not_look() -> None:
 def test_lines_do_not_count_as_branches(noxfile: ModuleType) -> None:
     totals = {"covered_lines": 99, "num_statements": 100, "covered_branches": 3, "num_branches": 4}
     assert 75.0 == noxfile.branches_covered({"totals": totals})
-
-
-class Failed(Exception):
-    """What a session's `error` raises, which ends it."""
-
-
-class FakeSession:
-    """Keeps what a session runs and says, and answers each question about the machine alike."""
-
-    posargs: tuple[str, ...] = ()
-    venv_backend = "virtualenv"
-
-    def __init__(self, answer: str = "", statuses: Sequence[int] = ()) -> None:
-        self.answer = answer
-        self.statuses = list(statuses)
-        self.ran: list[tuple[str, ...]] = []
-        self.warned: list[str] = []
-
-    def run(self, *command: str, **_: object) -> str:
-        self.ran.append(command)
-        if status := self.statuses.pop(0) if self.statuses else 0:
-            raise CommandFailed(f"Returned code {status}", return_code=status)
-        return self.answer
-
-    def install(self, *arguments: str) -> None:
-        pass
-
-    def log(self, message: str) -> None:
-        pass
-
-    def create_tmp(self) -> str:
-        return tempfile.mkdtemp()
-
-    def warn(self, message: str) -> None:
-        self.warned.append(message)
-
-    def error(self, message: str) -> None:
-        raise Failed(message)
-
-
-def called(noxfile: ModuleType, session: str, fake: FakeSession) -> None:
-    function = getattr(noxfile, session)
-    # A session is registered as an object around its function.
-    getattr(function, "func", function)(fake)
 
 
 def test_the_gpu_session_without_a_gpu_is_one_line_and_fails(noxfile: ModuleType, tmp_path: Path) -> None:

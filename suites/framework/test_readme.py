@@ -18,6 +18,16 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```$", README.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
 
 
+def test_continuous_integration_runs_the_first_commands() -> None:
+    """With no variable set that a reader has not set."""
+    commands = [line.partition("#")[0].strip() for line in blocks("sh")[0].splitlines()]
+    script = (SOURCE / ".ci" / "run").read_text(encoding="utf-8")
+    (listed,) = re.findall(r"^commands=\(\n(.*?)^\)$", script, re.DOTALL | re.MULTILINE)
+    assert [*commands, "nox -s lint"] == re.findall(r'^  "(.*)"$', listed, re.MULTILINE)
+    assert ["NO_COLOR=1"] == re.findall(r"\bexport (.*)", script)
+    assert "bash .ci/run" in (SOURCE / ".github" / "workflows" / "ci.yml").read_text(encoding="utf-8")
+
+
 @pytest.fixture
 def project_of_the_readme(project: Project) -> Project:
     """The test of the ten lines, with a kernel that is right."""

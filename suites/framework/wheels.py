@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
-import sysconfig
 import venv
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,8 +62,10 @@ def fresh_environment(folder: Path) -> Path:
     venv.create(folder, symlinks=True)
     python = folder / "bin" / "python"
     packages = run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=folder).strip()
-    # A line of a .pth file is a folder to search; the .pth files within that folder are not read.
-    (Path(packages) / "outer.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    # A line of a .pth file is a folder to search; the .pth files within that folder are not read. There are several
+    # where this environment shows an image's packages too.
+    outer = [folder for folder in sys.path if Path(folder).name in {"site-packages", "dist-packages"}]
+    (Path(packages) / "outer.pth").write_text("\n".join(outer) + "\n")
     return python
 
 
