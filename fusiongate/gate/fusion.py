@@ -149,9 +149,7 @@ class Fusion(Specified[P, R]):
             launcher: Any = spec.fused
             admitted: Admission = launcher.admission()
             self._admitted, self.gate.on_withdrawal = admitted, admitted.forget
-        self._registered = (
-            RegisteredOp(spec.name, spec.reference, lambda *args: self._call(args)) if spec.compile == "op" else None
-        )
+        self._registered = RegisteredOp(spec, lambda *args: self._call(args)) if spec.compile == "op" else None
 
     def __repr__(self) -> str:
         return f"Fusion({self.name!r})"
@@ -189,14 +187,14 @@ class Fusion(Specified[P, R]):
         """The result of the eager chain on these arguments, by the path that the gate allows."""
         # Looked up on the module each time: that is where a test, or a tracer, puts another one.
         if torch.compiler.is_compiling():
-            if self._registered is None or _needs_gradient((*args, *named.values())):
+            if self._registered is None or self._registered.loses_gradients(args, named):
                 return self._reference(*args, **named)
             return cast("R", self._registered.traced(*args, **named))
         if self._admitted is not None and not named:
-            result = self._admitted(args)
+            result: Any = self._admitted(args)
             if result is not None:
                 self._direct.add(_FUSED)
-                return cast("R", result)
+                return result
         return self._call(self.spec.positional(args, named) if named else args)
 
     def _call(self, args: tuple[Any, ...]) -> R:
@@ -207,7 +205,7 @@ class Fusion(Specified[P, R]):
         if route is None:
             route = self._router.find(key, args)
         if type(route) is not Slot:
-            return self._refer(args, cast("str", route))
+            return self._refer(args, route)
         if route.state is not _VERIFIED:
             return self._unverified(route, args)
         if route.held or self._careful:
@@ -410,7 +408,3 @@ def _imported(module: str, path: str) -> Fusion[..., Any]:
     if not isinstance(found, Fusion):
         raise UsageError(f"a pickle names the fusion {module}.{path}, and there is none: {found!r}")
     return found
-
-
-def _needs_gradient(args: tuple[Any, ...]) -> bool:
-    return torch.is_grad_enabled() and any(isinstance(arg, Tensor) and arg.requires_grad for arg in args)

@@ -64,15 +64,15 @@ def tensors_of(args: Sequence[Any]) -> list[Tensor]:
 # Looked up once: attribute chains through torch._C cost more than the calls themselves.
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 _function_modes = torch._C._len_torch_function_stack
-_functorch = torch._C._functorch.peek_interpreter_stack
-_jit_tracing = torch._C._get_tracing_state
+_functorch = torch._C._are_functorch_transforms_active
+_jit_tracing = torch._C._is_tracing
 _autocast_anywhere = torch._C._is_any_autocast_enabled
 _grad_enabled = torch.is_grad_enabled
 
 
 def _observed() -> bool:
     """Whether something that is not ours watches or rewrites torch's ops in this thread."""
-    if _functorch() is not None or _jit_tracing() is not None or forward_ad._current_level >= 0:
+    if _functorch() or _jit_tracing() or forward_ad._current_level >= 0:
         return True
     for index in range(_dispatch_modes()):
         if not getattr(torch._C._get_dispatch_stack_at(index), "fusiongate_transparent", False):
@@ -97,11 +97,7 @@ def call_key(args: Sequence[Any]) -> tuple[Hashable, ...] | str:
         An argument has a type that no signature can hold.
     """
     if (
-        _dispatch_modes()
-        or _function_modes()
-        or _functorch() is not None
-        or _jit_tracing() is not None
-        or forward_ad._current_level >= 0
+        _dispatch_modes() or _function_modes() or _functorch() or _jit_tracing() or forward_ad._current_level >= 0
     ) and _observed():
         return TRACING
     grad = _grad_enabled()
@@ -131,7 +127,7 @@ def call_key(args: Sequence[Any]) -> tuple[Hashable, ...] | str:
         return TRACING
     if _autocast_anywhere():
         parts.append(_autocast(args))
-    if _SMALLEST / 2 == 0.0:
+    if not _SMALLEST / 2:
         parts.append(_FLUSHING)
     return tuple(parts)
 
@@ -144,11 +140,11 @@ def is_plain_call(args: Sequence[Any]) -> bool:
     if (
         _dispatch_modes()
         or _function_modes()
-        or _functorch() is not None
-        or _jit_tracing() is not None
+        or _functorch()
+        or _jit_tracing()
         or forward_ad._current_level >= 0
         or _autocast_anywhere()
-        or _SMALLEST / 2 == 0.0
+        or not _SMALLEST / 2
     ):
         return False
     grad = _grad_enabled()
@@ -261,5 +257,5 @@ def signature_of(args: Sequence[Any], bucket: Callable[..., Hashable] | None) ->
             parts.append((arg.dtype, _layout(arg), alignment(arg), str(arg.device)))
         else:
             parts.append((type(arg).__name__, repr(arg)))
-    flushing = (_FLUSHING,) if _SMALLEST / 2 == 0.0 else ()
+    flushing = (_FLUSHING,) if not _SMALLEST / 2 else ()
     return (shapes, *parts, _autocast(args), *flushing)
