@@ -18,7 +18,7 @@ import threading
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from torch import nn
 
@@ -38,12 +38,12 @@ _QUALITIES = ("lossless", "high")
 class Site:
     """What is attached to one module."""
 
-    fusions: tuple[Fusion, ...]
+    fusions: tuple[Fusion[..., Any], ...]
     """In the order in which they were attached."""
     quality: Quality | None
     """What is mounted: exact fusions only, or also those within their ULP contract; None while nothing is."""
 
-    def allows(self, fusion: Fusion) -> bool:
+    def allows(self, fusion: Fusion[..., Any]) -> bool:
         """Whether the fusion may be used here: it is attached, and it is exact or mounted at high quality."""
         if not any(attached is fusion for attached in self.fusions):
             return False
@@ -78,7 +78,7 @@ lock = threading.RLock()
 free_after_fork(sys.modules[__name__])
 
 
-def attach(module: nn.Module, op: Fusion) -> None:
+def attach(module: nn.Module, op: Fusion[..., Any]) -> None:
     """Make a module a site of a fusion: its code finds it there. What it may use then, the mounts of its family say.
 
     Raises

@@ -91,7 +91,7 @@ class Trial:
     """The subject's function."""
     spy: Spy
     """What stands before its launcher."""
-    fusion: Fusion | None
+    fusion: Fusion[..., Any] | None
     """The fusion with the fresh gate, if the subject is one."""
 
     @property
@@ -133,7 +133,7 @@ class Subject:
     """Forgets what the function's own gate has seen; called around each cell."""
     contract: Contract = Exact()  # noqa: RUF009  # frozen
     """What "same" means."""
-    fusion: Fusion | None = None
+    fusion: Fusion[..., Any] | None = None
     """The fusion, for a subject made by `of`."""
 
     def __post_init__(self) -> None:
@@ -146,7 +146,7 @@ class Subject:
             _places(self.name, self.fused)
 
     @classmethod
-    def of(cls, fusion: Fusion) -> Subject:
+    def of(cls, fusion: Fusion[..., Any]) -> Subject:
         """A fusion as a subject: its own name, reference, predicate and contract."""
         return cls(
             fusion.name,
@@ -172,7 +172,9 @@ class Subject:
 
     @contextlib.contextmanager
     def trial(
-        self, stand_in: StandIn | None = None, variant: Callable[[FusionSpec], FusionSpec] | None = None
+        self,
+        stand_in: StandIn | None = None,
+        variant: Callable[[FusionSpec[..., Any]], FusionSpec[..., Any]] | None = None,
     ) -> Iterator[Trial]:
         """A fresh gate with counted launches; what was there before is back afterwards.
 

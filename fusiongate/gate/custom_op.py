@@ -34,7 +34,7 @@ class RegisteredOp:
         The gated call, which runs where the op runs.
     """
 
-    def __init__(self, spec: FusionSpec, call: Callable[..., Any]) -> None:
+    def __init__(self, spec: FusionSpec[..., Any], call: Callable[..., Any]) -> None:
         self._spec = spec
         try:
             schema = torch.library.infer_schema(spec.reference, mutates_args=spec.mutates_args)

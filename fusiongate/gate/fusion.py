@@ -93,7 +93,7 @@ class Fusion(Specified[P, R]):
         grows: bool | Callable[[Sequence[Any], Sequence[Any]], bool] = True,
         mutates_args: tuple[str, ...] = (),
         compile: Literal["expression", "op"] = "expression",  # noqa: A002  # the public name
-        host: Fusion | None = None,
+        host: Fusion[..., Any] | None = None,
     ) -> None:
         self._open(
             FusionSpec(
@@ -131,7 +131,7 @@ class Fusion(Specified[P, R]):
             raise UsageError(f"Fusion({spec.name!r}): host= is {spec.host!r}; expected a Fusion or None")
         self.spec = spec
         self.gate = Gate(spec.name, spec.policy)
-        self._reference = spec.reference
+        self._reference: Callable[..., R] = spec.reference
         self._fused = spec.fused
         self._recheck = spec.policy.recheck
         self._router = Router(self.gate, spec)
@@ -194,7 +194,7 @@ class Fusion(Specified[P, R]):
             result: Any = self._admitted(args)
             if result is not None:
                 self._direct.add(_FUSED)
-                return result
+                return result  # type: ignore[no-any-return]  # a cast is a call
         return self._call(self.spec.positional(args, named) if named else args)
 
     def _call(self, args: tuple[Any, ...]) -> R:
@@ -375,8 +375,8 @@ class Fusion(Specified[P, R]):
         yield Fusion.of(self.spec)
 
     def with_reference(
-        self, reference: Callable[..., Any], *, name: str | None = None, witness: Witness | None = None
-    ) -> Fusion:
+        self, reference: Callable[..., R], *, name: str | None = None, witness: Witness | None = None
+    ) -> Fusion[..., R]:
         """The same kernel at a site with another reference, behind a gate of its own.
 
         Parameters
@@ -389,7 +389,7 @@ class Fusion(Specified[P, R]):
             Takes the place of this fusion's, whose reference's half belongs to the other reference.
         """
         host = None if self.host is None else self.host.with_reference(reference, name=name, witness=witness)
-        spec: FusionSpec = self.spec
+        spec: FusionSpec[..., R] = self.spec
         return Fusion.of(replace(spec, name=name or self.name, reference=reference, witness=witness, host=host))
 
 

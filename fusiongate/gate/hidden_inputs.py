@@ -155,7 +155,7 @@ def need_gradients(held: Held) -> bool:
 _precision = torch._C._get_fp32_precision_getter
 _default_dtype = torch._C.get_default_dtype
 _deterministic = torch._C._get_deterministic_algorithms
-_threads = torch._C.get_num_threads
+_threads = torch.get_num_threads
 _sdp_flash = torch._C._get_flash_sdp_enabled
 _sdp_efficient = torch._C._get_mem_efficient_sdp_enabled
 _sdp_math = torch._C._get_math_sdp_enabled
@@ -164,7 +164,7 @@ _sdp_cudnn = torch._C._get_cudnn_sdp_enabled
 _mkldnn = torch._C._get_mkldnn_enabled
 _mkldnn_deterministic = torch._C._get_mkldnn_deterministic
 _nnpack = torch._C._get_nnpack_enabled
-_cpu_fp16 = torch._C._get_cpu_allow_fp16_reduced_precision_reduction
+_cpu_fp16: Callable[[], bool] = torch._C._get_cpu_allow_fp16_reduced_precision_reduction  # type: ignore[attr-defined]  # untold
 _cublas_bf16 = torch._C._get_cublas_allow_bf16_reduced_precision_reduction
 _cublas_fp16 = torch._C._get_cublas_allow_fp16_reduced_precision_reduction
 _cublas_fp16_sums = torch._C._get_cublas_allow_fp16_accumulation

@@ -102,7 +102,7 @@ class Judge:
     """
 
     def __init__(
-        self, spec: FusionSpec, gate: Gate, router: Router, tallies: Tallies, launch: Callable[..., Any]
+        self, spec: FusionSpec[..., Any], gate: Gate, router: Router, tallies: Tallies, launch: Callable[..., Any]
     ) -> None:
         self._spec = spec
         self._gate = gate

@@ -30,7 +30,7 @@ class Router:
         Has the predicate and the shapes' bucket.
     """
 
-    def __init__(self, gate: Gate, spec: FusionSpec) -> None:
+    def __init__(self, gate: Gate, spec: FusionSpec[..., Any]) -> None:
         self._gate = gate
         self._spec = spec
         self._disabled = os.environ.get("FUSIONGATE_DISABLE", "") not in ("", "0")

@@ -22,7 +22,7 @@ __all__ = ["Admission", "FusionSpec", "P", "R", "Specified", "Witness", "never_d
 
 P = ParamSpec("P", default=...)
 """The reference's parameters, which are the fusion's."""
-R = TypeVar("R", default=Any)
+R = TypeVar("R", default=Tensor)
 """The reference's result: a tensor, a tuple of tensors, or None where the reference only writes arguments."""
 
 Witness: TypeAlias = tuple[Callable[..., Any], Callable[..., Any]]
@@ -92,7 +92,7 @@ class FusionSpec(Generic[P, R]):
     """The parameters of the reference whose tensors it writes; the kernel has to write the same into them."""
     compile: Literal["expression", "op"] = "expression"
     """What ``torch.compile`` sees: the reference's expression, or a custom op."""
-    host: Fusion | None = None
+    host: Fusion[..., Any] | None = None
     """The same kernel built for the host, a fusion of its own."""
     parameters: inspect.Signature | None = field(init=False, repr=False)
     """The reference's; None where it tells none."""
@@ -205,8 +205,8 @@ class Specified(Generic[P, R]):
         return self.spec.declines
 
     @property
-    def contract(self) -> Contract | tuple[Contract, ...]:
-        """What "same" means."""
+    def contract(self) -> Any:
+        """What "same" means: a contract, or a tuple of them where each output has its own."""
         return self.spec.contract
 
     @property
@@ -235,6 +235,6 @@ class Specified(Generic[P, R]):
         return self.spec.compile
 
     @property
-    def host(self) -> Fusion | None:
+    def host(self) -> Fusion[..., Any] | None:
         """The same kernel built for the host."""
         return self.spec.host

@@ -47,7 +47,7 @@ class FirstSight:
         The live arguments.
     """
 
-    def __init__(self, spec: FusionSpec, launch: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    def __init__(self, spec: FusionSpec[..., Any], launch: Callable[..., Any], args: tuple[Any, ...]) -> None:
         self._spec = spec
         self._launch = launch
         self._args = args

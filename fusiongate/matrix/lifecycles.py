@@ -56,7 +56,7 @@ class Lifecycle:
     """Called with the launcher and the arguments of the cell's first call, gives what launches instead."""
     around: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
     """The context of the whole cell."""
-    variant: Callable[[FusionSpec], FusionSpec] | None = None
+    variant: Callable[[FusionSpec[..., Any]], FusionSpec[..., Any]] | None = None
     """Gives the fusion's spec in this lifecycle."""
     ready: Callable[[Trial, Callable[[], Arguments]], None] = _nothing
     """Brings the fresh gate into the state that the cell is about; its second argument makes the arguments of another
@@ -154,7 +154,7 @@ def _disabled() -> contextlib.AbstractContextManager[Any]:
     return mock.patch.dict(os.environ, {"FUSIONGATE_DISABLE": "1"})
 
 
-def _predicate_raises(spec: FusionSpec) -> FusionSpec:
+def _predicate_raises(spec: FusionSpec[..., Any]) -> FusionSpec[..., Any]:
     def declines(*_args: Any) -> str | None:
         raise ZeroDivisionError("a predicate with a fault of its own")
 
@@ -167,7 +167,7 @@ def _called_elsewhere(trial: Trial, elsewhere: Callable[[], Arguments]) -> None:
     trial.call(*arguments)
 
 
-def _of_capacity_one(spec: FusionSpec) -> FusionSpec:
+def _of_capacity_one(spec: FusionSpec[..., Any]) -> FusionSpec[..., Any]:
     return dataclasses.replace(spec, policy=dataclasses.replace(spec.policy, capacity=1))
 
 
@@ -175,7 +175,7 @@ def _full(trial: Trial, elsewhere: Callable[[], Arguments]) -> None:
     trial.call(*elsewhere())
 
 
-def _recovering(spec: FusionSpec) -> FusionSpec:
+def _recovering(spec: FusionSpec[..., Any]) -> FusionSpec[..., Any]:
     return dataclasses.replace(spec, policy=dataclasses.replace(spec.policy, recover=After(calls=1)))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -32,9 +33,9 @@ def test_the_host_s_allocator_runs_out_of_memory_too() -> None:
     assert is_out_of_memory(raised.value)
 
 
-def of_the_runtime(code: int) -> torch.AcceleratorError:
+def of_the_runtime(code: int) -> Any:
     """As torch raises it, with the runtime's code."""
-    error = torch.AcceleratorError("CUDA error")
+    error: Any = torch.AcceleratorError("CUDA error")
     error.error_code = code
     return error
 

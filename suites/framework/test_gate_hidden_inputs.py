@@ -139,8 +139,11 @@ def test_constants_made_on_the_way_are_held_by_nobody() -> None:
 # Switches -------------------------------------------------------------------------------------------------------------
 
 
+BACKEND: Any = torch.backends.mkldnn
+
+
 def _mkldnn() -> None:
-    torch.backends.mkldnn.enabled = not torch.backends.mkldnn.enabled
+    BACKEND.enabled = not BACKEND.enabled
 
 
 def _threads() -> None:
@@ -152,7 +155,7 @@ def _deterministic() -> None:
 
 
 def _precision() -> None:
-    matmul: Any = torch.backends.mkldnn.matmul
+    matmul = BACKEND.matmul
     matmul.fp32_precision = "bf16" if matmul.fp32_precision == "none" else "none"
 
 
@@ -181,12 +184,12 @@ def switch(request: pytest.FixtureRequest) -> Iterator[Callable[[], None]]:
 @contextlib.contextmanager
 def mkldnn(enabled: bool) -> Iterator[None]:
     """With oneDNN or without."""
-    before = torch.backends.mkldnn.enabled
-    torch.backends.mkldnn.enabled = enabled
+    before = BACKEND.enabled
+    BACKEND.enabled = enabled
     try:
         yield
     finally:
-        torch.backends.mkldnn.enabled = before
+        BACKEND.enabled = before
 
 
 def product(**options: Any) -> Fusion:

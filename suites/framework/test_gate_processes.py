@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -250,7 +251,7 @@ def test_a_fusion_that_no_module_names_says_so_in_a_sentence(made: Callable[[], 
 
 
 def test_a_model_that_is_copied_keeps_its_gate() -> None:
-    model = torch.nn.Module()
+    model: Any = torch.nn.Module()
     model.op = op = fusion()
 
     assert op is copy.copy(op) is copy.copy(model).op is copy.deepcopy(model).op

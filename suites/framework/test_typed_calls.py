@@ -15,7 +15,7 @@ import pytest
 import fusiongate
 
 SNIPPET = """
-from typing import assert_type
+from typing import Any, assert_type
 
 import fusiongate as fg
 
@@ -40,7 +40,7 @@ op = fg.Fusion("op", reference=reference, fused=kernel)
 pair = fg.Fusion("pair", reference=both, fused=both)
 
 
-def takes_any(one: fg.Fusion) -> None:
+def takes_any(one: fg.Fusion[..., Any]) -> None:
     fg.warm_up(one)
 
 
