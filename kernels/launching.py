@@ -49,24 +49,21 @@ class Entry:
 
 
 class Launcher:
-    """A kernel as its fusion calls it: allocates the outputs, launches, returns them.
+    """A kernel as its fusion calls it: allocates the output, launches, returns it.
 
     Parameters
     ----------
     entry
-        The native function; takes the outputs, then the operands.
+        The native function; takes the output, then the operands.
     operands
-        The native operands of a call, given its arguments; x comes first and each output is like it.
-    outputs
-        How many; more than one are returned as a tuple.
+        The native operands of a call, given its arguments; x comes first and the output is like it.
     """
 
-    def __init__(self, entry: Entry, operands: Callable[..., tuple[Any, ...]], outputs: int = 1) -> None:
+    def __init__(self, entry: Entry, operands: Callable[..., tuple[Any, ...]]) -> None:
         self.entry = entry
         self.operands = operands
-        self.outputs = outputs
 
-    def __call__(self, *args: Any) -> Any:
+    def __call__(self, *args: Any) -> Tensor:
         """Launch on the current stream of x's device.
 
         Raises
@@ -77,13 +74,9 @@ class Launcher:
             If the operands are not what the kernel takes, or the launch fails.
         """
         x: Tensor = args[0]
-        if self.outputs == 1:
-            out = torch.empty_like(x)
-            self.entry.on(x.device)(out, *self.operands(*args))
-            return out
-        outs = tuple(torch.empty_like(x) for _ in range(self.outputs))
-        self.entry.on(x.device)(*outs, *self.operands(*args))
-        return outs
+        out = torch.empty_like(x)
+        self.entry.on(x.device)(out, *self.operands(*args))
+        return out
 
     def admission(self) -> AdmittedCalls:
         """For one gate: the calls that it has verified, as the library keeps them."""
@@ -96,39 +89,26 @@ _all_admitted: weakref.WeakSet[AdmittedCalls] = weakref.WeakSet()
 class AdmittedCalls:
     """See :class:`fusiongate.gate.spec.Admission`; the first device's library keeps the calls."""
 
-    __slots__ = (
-        "__weakref__",
-        "_admit",
-        "_forget",
-        "_handle",
-        "_launch",
-        "_launcher",
-        "_operands",
-        "_outputs",
-        "_target",
-    )
+    __slots__ = ("__weakref__", "_admit", "_forget", "_handle", "_launch", "_launcher", "_operands", "_target")
 
     def __init__(self, launcher: Launcher) -> None:
         self._launcher = launcher
         self._operands = launcher.operands
-        self._outputs = launcher.outputs
         self._handle: int | None = None
         self._target: Target | None = None
         _all_admitted.add(self)
 
-    def __call__(self, args: tuple[Any, ...]) -> Any:
+    def __call__(self, args: tuple[Any, ...]) -> Tensor | None:
         """The kernel's result, or None."""
         if self._handle is None or not is_plain_call(args):
             return None
         try:
+            out = torch.empty_like(args[0])
             # Whatever goes wrong goes wrong again behind the gate, which knows what to do about it.
-            if self._outputs == 1:
-                out = torch.empty_like(args[0])
-                return out if self._launch(self._handle, out, *self._operands(*args)) else None
-            outs = tuple(torch.empty_like(args[0]) for _ in range(self._outputs))
-            return outs if self._launch(self._handle, *outs, *self._operands(*args)) else None
+            launched = self._launch(self._handle, out, *self._operands(*args))
         except Exception:
             return None
+        return out if launched else None
 
     def admit(self, args: tuple[Any, ...]) -> None:
         """Recognise calls like this one."""

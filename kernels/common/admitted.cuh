@@ -123,46 +123,26 @@ inline void delete_admitted_calls(int64_t handle) { delete &admitted_calls(handl
 
 inline void forget_admitted_calls(int64_t handle) { admitted_calls(handle).forget(); }
 
-// An entry point's two further functions, by how many outputs come before its operands: none of a call's key.
-template <auto entry, typename... Operands>
-struct AdmittedEntry {
-  static void admit(int64_t calls, Operands... operands) { admitted_calls(calls).admit(CallKey::of(operands...)); }
-  static bool launch(int64_t calls, TensorView out, Operands... operands) {
-    if (!admitted_calls(calls).contains(CallKey::of(operands...))) return false;
-    entry(out, operands...);
-    return true;
-  }
-};
-
-template <auto entry, typename... Operands>
-struct AdmittedPairEntry {
-  static void admit(int64_t calls, Operands... operands) { admitted_calls(calls).admit(CallKey::of(operands...)); }
-  static bool launch(int64_t calls, TensorView first, TensorView second, Operands... operands) {
-    if (!admitted_calls(calls).contains(CallKey::of(operands...))) return false;
-    entry(first, second, operands...);
-    return true;
-  }
-};
-
-template <auto entry, typename... Operands>
-AdmittedEntry<entry, Operands...> admitted_entry(void (*)(TensorView, Operands...));
-template <auto entry, typename... Operands>
-AdmittedPairEntry<entry, Operands...> admitted_pair_entry(void (*)(TensorView, TensorView, Operands...));
-
 }  // namespace fusiongate
 
 // For the entry point `name`: `name`_admit notes a call, `name`_if_admitted launches it, or says that it cannot.
-#define FUSIONGATE_EXPORT_ADMITTED_AS(name, kind)                                          \
-  namespace fusiongate {                                                                   \
-  using name##_admitted = decltype(kind<&name>(&name));                                    \
-  }                                                                                        \
-  TVM_FFI_DLL_EXPORT_TYPED_FUNC(name##_admit, fusiongate::name##_admitted::admit);         \
+#define FUSIONGATE_EXPORT_ADMITTED(name)                                                                       \
+  namespace fusiongate {                                                                                       \
+  template <typename... Rest>                                                                                  \
+  struct name##_calls {                                                                                        \
+    static void admit(int64_t calls, Rest... rest) { admitted_calls(calls).admit(CallKey::of(rest...)); }      \
+    static bool launch(int64_t calls, TensorView out, Rest... rest) {                                          \
+      if (!admitted_calls(calls).contains(CallKey::of(rest...))) return false;                                 \
+      name(out, rest...);                                                                                      \
+      return true;                                                                                             \
+    }                                                                                                          \
+  };                                                                                                           \
+  template <typename... Rest>                                                                                  \
+  name##_calls<Rest...> name##_calls_of(void (*)(TensorView, Rest...));                                        \
+  using name##_admitted = decltype(name##_calls_of(&name));                                                    \
+  }                                                                                                            \
+  TVM_FFI_DLL_EXPORT_TYPED_FUNC(name##_admit, fusiongate::name##_admitted::admit);                             \
   TVM_FFI_DLL_EXPORT_TYPED_FUNC(name##_if_admitted, fusiongate::name##_admitted::launch)
-
-#define FUSIONGATE_EXPORT_ADMITTED(name) FUSIONGATE_EXPORT_ADMITTED_AS(name, admitted_entry)
-
-// For one with two outputs.
-#define FUSIONGATE_EXPORT_ADMITTED_PAIR(name) FUSIONGATE_EXPORT_ADMITTED_AS(name, admitted_pair_entry)
 
 #define FUSIONGATE_EXPORT_ADMITTED_CALLS()                                                   \
   TVM_FFI_DLL_EXPORT_TYPED_FUNC(new_admitted_calls, fusiongate::new_admitted_calls);         \
