@@ -322,11 +322,13 @@ class _Prover:
             if isinstance(holder, ast.Lambda | FunctionNode | ast.ClassDef) and holder is not self.uses.function:
                 raise Obstacle(holder, "the chain stands in a function inside the function; make that a method")
         leaves = tuple(leaves_of(chain.root, chain))
+        if chain.links and any(operand.views for operand in chain.operands.values()):
+            raise Obstacle(chain.root, "the sum that is viewed has a name; write the chain as one expression")
         if chain.links:
             definitions = sorted({*chain.links.values()}, key=lambda definition: definition.statement.lineno)
             deferral = self.deferral(chain, definitions, leaves, {d: [name] for name, d in chain.links.items()})
             return replace(chain, leaves=leaves, deferral=deferral, reads=self.reads())
-        held = not isinstance(leaves[0], ast.Name)
+        held = not isinstance(leaves[0], ast.Name) or any(operand.views for operand in chain.operands.values())
         guards: list[Value] = []
         for leaf in leaves[held:]:
             guards += self.values(leaf, f"bind it to a name before line {chain.line}")

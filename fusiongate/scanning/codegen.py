@@ -194,9 +194,7 @@ class _Writer:
             made.append(_assign(waiting.held[first], self.copy(first)))
             values = waiting.deferral.guards[statement]
             kept = {first: waiting.held[first]}
-            made.append(
-                _assign(waiting.flag, self.asked("takes", waiting.number, values, [_name(waiting.held[first])]))
-            )
+            made.append(_assign(waiting.flag, self.takes(waiting.number, values, [_name(waiting.held[first])])))
         held: list[ast.stmt] = [_assign(waiting.held[leaf], self.copy(leaf)) for leaf in leaves]
         original = _assign(definition.name, self.with_names(definition.value, kept))
         return [*made, _if(_name(waiting.flag), held or [ast.Pass()], [original])]
@@ -262,7 +260,9 @@ class _Writer:
         if chain.held:
             table[first] = self.temporary_name()
             begun.append(_walrus(table[first], self.copy(first)))
-        test = ast.BoolOp(ast.And(), [self.asked("folding", number, norm.guards, begun), folds])
+        stands = self.site("stands", number, begun)
+        kept_first = [_name(name) for name in table.values()]
+        test = ast.BoolOp(ast.And(), [stands, self.asked("folding", number, norm.guards, kept_first), folds])
         otherwise = self.expression(number, chain, _name(table[first]) if chain.held else None, chain.guards)
         return ast.IfExp(test, self.gate("folded", number, chain, table, arguments), otherwise)
 
@@ -287,7 +287,7 @@ class _Writer:
         elif scale.views:
             table[scale.expression] = self.temporary_name()
             summed = _walrus(table[scale.expression], self.copy(scale.expression))
-        test = self.asked("takes", number, chain.guards if guards is None else guards, begun, summed)
+        test = self.takes(number, chain.guards if guards is None else guards, begun, summed)
         return ast.IfExp(test, self.gate("plain", number, chain, table), self.with_names(chain.root, table))
 
     def gate(
@@ -320,6 +320,15 @@ class _Writer:
             made = ast.copy_location(made, view)
         self.table = before
         return made
+
+    def takes(
+        self, number: int, values: Sequence[Value], begun: Sequence[ast.expr], summed: ast.expr | None = None
+    ) -> ast.expr:
+        """Whether a gate takes a chain; only where one stands may values be asked for before their time."""
+        evaluated = [*begun, *([summed] if summed is not None else [])]
+        names = [_name(e.target.id if isinstance(e, ast.NamedExpr) else e.id) for e in evaluated]  # type: ignore[attr-defined]
+        asked = self.asked("takes", number, values, names[: len(begun)], *names[len(begun) :])
+        return ast.BoolOp(ast.And(), [self.site("stands", number, evaluated), asked])
 
     def asked(
         self,

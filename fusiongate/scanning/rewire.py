@@ -134,6 +134,10 @@ class Gates:
         self.helpers: dict[str, tuple[FunctionType, FunctionType]] = {}
         self.active = True
 
+    def stands(self, number: int, *_evaluated: object) -> bool:
+        """Whether a gate stands somewhere; what the chain begins with has been evaluated by then."""
+        return number in self.places
+
     def takes(self, number: int, values: Sequence[object], called: Sequence[object], summed: object = None) -> bool:
         """Whether a chain may go to its gate: everything that its proof goes by is plain or proven."""
         place = self.places.get(number)

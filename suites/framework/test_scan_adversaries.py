@@ -101,7 +101,7 @@ def outcome(model: nn.Module, seed: int) -> tuple[Any, ...]:
 
 
 def bits(tensors: Any) -> list[tuple[Any, ...]]:
-    return [(t.dtype, t.shape, t.stride(), t.contiguous().view(torch.uint8).tolist()) for t in tensors]
+    return [(t.dtype, t.shape, t.stride(), t.contiguous().view(torch.uint8).numpy().tobytes()) for t in tensors]
 
 
 @pytest.fixture(autouse=True)
