@@ -176,7 +176,9 @@ class _Patterns:
 
     # `norm(x) * (1 + scale)`
     def scale(self, node: ast.AST) -> Chain | None:
-        product = self.product(node) if isinstance(node, ast.BinOp) else None
+        if not isinstance(node, ast.BinOp):
+            return None
+        product = self.product(node)
         # Without a norm in front it could be anything: a gate, a gain, a weight.
         if product is None or self.norm_call(product.operands["x"].expression) is None:
             return None

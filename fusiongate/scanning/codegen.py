@@ -247,10 +247,10 @@ class _Writer:
             folded = self.gate("folded", number, chain, {}, kept)
             return ast.IfExp(_name(waiting.flag), folded, self.expression(number, chain))
         x, first = chain.operands["x"].expression, chain.leaves[0]
-        kept = [self.temporary_name() for _ in range(2)]
-        parts = [_walrus(name, self.copy(e)) for name, e in zip(kept, (norm.call.func, *norm.call.args), strict=True)]
+        names = [self.temporary_name() for _ in range(2)]
+        parts = [_walrus(name, self.copy(e)) for name, e in zip(names, (norm.call.func, *norm.call.args), strict=True)]
         folds = self.site("folds", number, parts)
-        arguments = [_name(name) for name in kept]
+        arguments = [_name(name) for name in names]
         if first is x:
             test = ast.BoolOp(ast.And(), [folds, self.asked("folding", number, norm.guards)])
             otherwise = self.expression(number, chain, ast.Call(arguments[0], arguments[1:], []), norm.guards)
@@ -438,14 +438,22 @@ def reference_of(chain: Chain, source: FunctionSource, norm: FoldableNorm | None
     return function
 
 
+def _receiver(node: ast.AST) -> ast.expr:
+    """What a view's method is called on."""
+    assert isinstance(node, ast.Call)
+    assert isinstance(node.func, ast.Attribute)
+    return node.func.value
+
+
 class _Inliner:
     """The chain's own expression, with its operands named and the definitions it goes through put in place."""
 
     def __init__(self, chain: Chain, norm: FoldableNorm | None) -> None:
         self.chain = chain
         self.norm = norm
-        self.names = {operand.expression: role for role, operand in chain.operands.items()}
-        self.views = {view for operand in chain.operands.values() for view in operand.views}
+        self.names: dict[ast.AST, str] = {operand.expression: role for role, operand in chain.operands.items()}
+        self.links: dict[ast.AST, Definition] = {name: link for name, link in chain.links.items()}  # noqa: C416  # wider keys
+        self.views: set[ast.AST] = {view for operand in chain.operands.values() for view in operand.views}
 
     def visit(self, node: Any) -> Any:
         if not isinstance(node, ast.AST):
@@ -455,11 +463,11 @@ class _Inliner:
             return _call(_name(f"{SITES}_norm"), [_name(name) for name in given])
         if node in self.names or node is self.chain.like:
             return _name(self.names.get(node, "x"))
-        if node in self.chain.links:
-            return self.visit(self.chain.links[node].value)
+        if node in self.links:
+            return self.visit(self.links[node].value)
         if node in self.views:
             # The operand comes in its final shape: the view has been taken of it already.
-            return self.visit(node.value if isinstance(node, ast.Subscript) else node.func.value)
+            return self.visit(node.value if isinstance(node, ast.Subscript) else _receiver(node))
         values = {
             name: [self.visit(child) for child in value] if isinstance(value, list) else self.visit(value)
             for name, value in ast.iter_fields(node)

@@ -72,7 +72,7 @@ class Uses:
             node = self.parents[node]
             yield node
 
-    def exceptions_end(self, node: ast.AST) -> ast.AST | None:
+    def exceptions_end(self, node: ast.AST) -> ast.stmt | None:
         """The ``try`` or ``with`` around a node, in which an exception may end."""
         return next((holder for holder in self.holders(node) if isinstance(holder, _EXCEPTIONS_END_HERE)), None)
 

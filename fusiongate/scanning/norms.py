@@ -86,9 +86,9 @@ def recognise(norm: object) -> FoldableNorm | str:
     if not isinstance(norm, nn.Module):
         return "it is no module"
     kind = type(norm)
-    forward = kind.forward
+    forward: object = kind.forward
     proof = proof_of(forward, method=True) if isinstance(forward, FunctionType) else None
-    if proof is None:
+    if proof is None or not isinstance(forward, FunctionType):
         return f"no kernel repeats a {kind.__name__}"
     if isinstance(proof, Obstacle):
         return f"no kernel repeats a {kind.__name__}: {proof}"

@@ -16,7 +16,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import FunctionType, MethodType, ModuleType
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -254,7 +254,7 @@ def is_proven(value: object) -> bool:
         return True
     owner: object = None
     if isinstance(value, MethodType):
-        value, owner = value.__func__, value.__self__
+        owner, value = value.__self__, value.__func__
     if isinstance(value, FunctionType):
         proof = proof_of(value, method=owner is not None)
         return isinstance(proof, Proof) and proof.holds(owner)
@@ -282,10 +282,16 @@ def obstacle_of_call(module: nn.Module) -> str | None:
     return None if isinstance(proof, Proof) and proof.holds(module) else "unproven"
 
 
-@functools.lru_cache(maxsize=4096)
 def unreadable(kind: type, names: frozenset[str]) -> str | None:
     """Which of the attributes an instance may compute when they are read; ``None`` if none of them."""
-    if kind.__getattribute__ is not object.__getattribute__:
+    # A class is no Hashable to the type checker, for the sake of its instances.
+    found: str | None = cast(Any, _unreadable)(kind, names)
+    return found
+
+
+@functools.lru_cache(maxsize=4096)
+def _unreadable(kind: type, names: frozenset[str]) -> str | None:
+    if getattr(kind, "__getattribute__") is not object.__getattribute__:  # noqa: B009  # the checker knows another type of it
         return f"{kind.__name__} computes its attributes in __getattribute__"
     for name in sorted(names):
         found = inspect.getattr_static(kind, name, None)

@@ -357,8 +357,9 @@ class _Block:
     def place(self, body: Body, module: nn.Module, chain: Chain, kind: str, name: str) -> Place:
         op, norm = self.ops[kind], None
         if kind != chain.kind:
-            norm = norm_in(body, module, chain)
-            assert isinstance(norm, FoldableNorm)
+            found = norm_in(body, module, chain)
+            assert isinstance(found, FoldableNorm)
+            norm = found
         # A norm was told by what it computes, so that the op's witness of the reduction speaks for it too.
         witness = op.witness if norm is not None else None
         fusion = op.with_reference(reference_of(chain, body.source, norm), name=name, witness=witness)

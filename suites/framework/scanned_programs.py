@@ -103,7 +103,13 @@ STATEMENTS: dict[str, Sequence[str]] = {
     ),
     "order": (
         *("{a} = next(it)", "y = ({a} := {b})", "d = 0", "d = 1", "it = iter([s, t, u, t])", "del {a}"),
-        *("it = self.numbers(x, t, s)", "u = next(it)", "u = self.computed", "s, t = t, s", "self.flag = not self.flag"),
+        *(
+            "it = self.numbers(x, t, s)",
+            "u = next(it)",
+            "u = self.computed",
+            "s, t = t, s",
+            "self.flag = not self.flag",
+        ),
         *("u = F.dropout({r}, 0.5)", "{a} = {b} + torch.rand(())", "self.kept = {a}", "u = locals()['{x}'][:, :1]"),
         *("kept = lambda: {a}\nx = kept()", "u = self.computed + self.computed"),
     ),
@@ -117,14 +123,37 @@ BLOCKS: dict[str, Sequence[str]] = {
         *("try:\n{body}\nfinally:\n    z = {x}", "for k in range(3):\n    if k > 1:\n        break\n{body}"),
     ),
     "regions": (
-        *("with torch.autocast('cpu', dtype=torch.bfloat16):\n{body}", "with torch.no_grad():\n{body}", "with self.writing({a}):\n{body}"),
-        *("with torch.autocast('cpu', dtype=torch.bfloat16):\n{body}", "with torch.autocast('cpu', enabled=False):\n{body}"),
+        *(
+            "with torch.autocast('cpu', dtype=torch.bfloat16):\n{body}",
+            "with torch.no_grad():\n{body}",
+            "with self.writing({a}):\n{body}",
+        ),
+        *(
+            "with torch.autocast('cpu', dtype=torch.bfloat16):\n{body}",
+            "with torch.autocast('cpu', enabled=False):\n{body}",
+        ),
     ),
 }
 SCALES: dict[str, Sequence[str]] = {
     "pure": ("{r}", "{r}", "{r}[:, :1]", "self.rows({r})", "rows({r})", "{r}.to(x.dtype)"),
-    "in-place": ("self.write({r})", "F.relu({x}, inplace=True)[:, :1]", "self.write({x})[:, :1]", "F.relu({r}, inplace=True)", "F.silu({r}, True)", "writes({r})", "{r}.mul_(2)"),
-    "order": ("next(it)", "next(it)", "next(it)", "({r2} := {r})", "self.computed", "F.dropout({r}, 0.5)", "({r} if self.flag else {r})"),
+    "in-place": (
+        "self.write({r})",
+        "F.relu({x}, inplace=True)[:, :1]",
+        "self.write({x})[:, :1]",
+        "F.relu({r}, inplace=True)",
+        "F.silu({r}, True)",
+        "writes({r})",
+        "{r}.mul_(2)",
+    ),
+    "order": (
+        "next(it)",
+        "next(it)",
+        "next(it)",
+        "({r2} := {r})",
+        "self.computed",
+        "F.dropout({r}, 0.5)",
+        "({r} if self.flag else {r})",
+    ),
 }
 LARGE: dict[str, Sequence[str]] = {
     "pure": ("{x}", "{x}", "self.norm({x})", "self.norm({x})", "self.norm({x}.float())", "{x}[:, :]", "n", "n", "n"),
@@ -253,8 +282,9 @@ def smallest(program: Program, fails: Callable[[Program], bool]) -> Program:
     place = 0
     while place < len(lines):
         depth = len(lines[place]) - len(lines[place].lstrip())
-        after = itertools.takewhile(lambda line: len(line) - len(line.lstrip()) > depth, lines[place + 1 :])
-        end = place + 1 + len(list(after))
+        end = place + 1
+        while end < len(lines) and len(lines[end]) - len(lines[end].lstrip()) > depth:
+            end += 1
         inner = [line[4:] for line in lines[place + 1 : end]]
         for kept in ([], inner):
             shorter = replace(program, body="\n".join([*lines[:place], *kept, *lines[end:]]))
