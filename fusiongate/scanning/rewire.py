@@ -85,7 +85,8 @@ class RewiredSite:
         """The site's calls by (path, reason)."""
         if self.place is None:
             return Counter()
-        return self.place.fusion.counters + self.place.missed if self.place.missed else self.place.fusion.counters
+        # A plain Counter: the fusion's own knows no reason of a norm's that ran as itself.
+        return Counter(self.place.fusion.counters) + self.place.missed
 
 
 @dataclass(frozen=True, slots=True)

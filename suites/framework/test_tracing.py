@@ -20,11 +20,7 @@ from fusiongate.gate.states import State
 from .allocations import Allocations
 from .planted import FAULTS, chain, fusion, right, rows, same_bits
 
-# Inductor and forward mode load torch's own uses of it.
-pytestmark = [
-    pytest.mark.usefixtures("fresh_compiler"),
-    pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning"),
-]
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
 WRONG = FAULTS[3].fused
 
