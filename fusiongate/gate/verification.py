@@ -191,7 +191,8 @@ class FirstSight:
         poison = PoisonedAllocations(expected)
         with poison:
             actual = self._run("the kernel", self._launch, operands.args)
-        fault = operands.fault(self._name) or surroundings.disturbance() or self._aliasing(actual, expected, operands)
+        # What is current first: on another stream, canaries would be read before the kernel's work is done.
+        fault = surroundings.disturbance() or operands.fault(self._name) or self._aliasing(actual, expected, operands)
         if fault is not None:
             yield self._fault(*fault, expected.numel())
         verdict = compare(
