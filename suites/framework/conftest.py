@@ -12,7 +12,7 @@ from filelock import FileLock
 from .forks import ForkServer
 from .projects import Modules, Project
 from .tiny_sources import write_tiny
-from .wheels import SOURCE, Distributions
+from .wheels import SOURCE, Distributions, fresh_environment, install
 
 
 @pytest.fixture
@@ -83,6 +83,16 @@ def distributions(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> D
     folder = (base if worker_id == "master" else base.parent) / "distributions"
     with FileLock(f"{folder}.lock"):
         return Distributions.within(folder)
+
+
+@pytest.fixture(scope="session")
+def python_with_the_wheel(distributions: Distributions) -> Path:
+    """The interpreter of a fresh environment with the built wheel, made once for all workers; leave it as it is."""
+    folder = distributions.wheel.parent / "environment"
+    with FileLock(f"{folder}.lock"):
+        if not folder.exists():
+            install(fresh_environment(folder), distributions.wheel)
+    return folder / "bin" / "python"
 
 
 @pytest.fixture(scope="session")

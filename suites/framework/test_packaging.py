@@ -76,21 +76,23 @@ def test_the_sdist_holds_the_licence(distributions: Distributions) -> None:
 
 @pytest.mark.parametrize("form", ["wheel", "wheel_from_sdist", "editable"])
 def test_an_installed_copy_imports_by_its_own_name(
-    distributions: Distributions, fresh_python: Path, tmp_path: Path, form: str
+    distributions: Distributions, request: pytest.FixtureRequest, tmp_path: Path, form: str
 ) -> None:
+    python: Path = request.getfixturevalue("python_with_the_wheel" if form == "wheel" else "fresh_python")
     if form == "editable":
-        install(fresh_python, "--editable", distributions.source)
+        install(python, "--editable", distributions.source)
         expected = [str(distributions.source / tree / "__init__.py") for tree in TREES]
     else:
-        install(fresh_python, getattr(distributions, form))
-        packages = run(fresh_python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=tmp_path)
+        if form == "wheel_from_sdist":
+            install(python, distributions.wheel_from_sdist)
+        packages = run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=tmp_path)
         expected = [f"{packages.strip()}/{name}/__init__.py" for name in TREES.values()]
     statement = "import fusiongate, fusiongate.kernels, fusiongate.suites as suites"
     files = "print(fusiongate.__file__, fusiongate.kernels.__file__, suites.__file__, sep='\\n')"
-    assert expected == run(fresh_python, "-c", f"{statement}\n{files}", cwd=tmp_path).splitlines()
+    assert expected == run(python, "-c", f"{statement}\n{files}", cwd=tmp_path).splitlines()
     for shadowing in ("kernels", "suites"):
         absent = f"import importlib.util; print(importlib.util.find_spec({shadowing!r}))"
-        assert run(fresh_python, "-c", absent, cwd=tmp_path) == "None\n"
+        assert run(python, "-c", absent, cwd=tmp_path) == "None\n"
 
 
 @pytest.mark.parametrize(
@@ -99,10 +101,9 @@ def test_an_installed_copy_imports_by_its_own_name(
     ids=["package", "plugin-module", "pytest-with-the-plugin"],
 )
 def test_neither_the_package_nor_the_plugin_loads_torch(
-    distributions: Distributions, fresh_python: Path, tmp_path: Path, statement: str
+    python_with_the_wheel: Path, tmp_path: Path, statement: str
 ) -> None:
-    install(fresh_python, distributions.wheel)
-    assert not loads_torch(fresh_python, statement, cwd=tmp_path)
+    assert not loads_torch(python_with_the_wheel, statement, cwd=tmp_path)
 
 
 @pytest.mark.parametrize(
