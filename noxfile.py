@@ -401,8 +401,8 @@ def portable(session: nox.Session) -> None:
         session.error("no qemu-x86_64: apt-get install qemu-user")
     _install(session, "suite")
     session.env["FUSIONGATE_EMULATE"] = "1"
-    # A group is a CPU, whose process runs one preset after another.
-    by_cpu = ["-n", "auto", "--dist", "loadgroup", "--fusiongate-device=host"]
+    # A class is a CPU, whose process runs one preset after another.
+    by_cpu = ["-n", "auto", "--dist", "loadscope", "--fusiongate-device=host"]
     _pytest(session, "suites/models/test_portable.py", *by_cpu)
 
 

@@ -7,6 +7,7 @@ import platform
 import shutil
 import sys
 from collections.abc import Iterator
+from typing import ClassVar
 
 import pytest
 
@@ -22,12 +23,6 @@ if platform.machine() not in ("x86_64", "AMD64"):
 if shutil.which("qemu-x86_64") is None:
     pytest.skip("not run: no qemu-x86_64: apt-get install qemu-user", allow_module_level=True)
 
-CPUS = [
-    # SSE4.2 and no AVX; AVX2 and fused multiply-adds; the same from the other maker, whose libraries may choose by it.
-    pytest.param(cpu, marks=pytest.mark.xdist_group(cpu))
-    for cpu in ("Nehalem", "Haswell", "EPYC")
-]
-
 
 @pytest.fixture(scope="module")
 def here() -> Iterator[PresetProcess]:
@@ -36,18 +31,40 @@ def here() -> Iterator[PresetProcess]:
         yield process
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="class")
 def elsewhere(request: pytest.FixtureRequest) -> Iterator[PresetProcess]:
-    """A process on another CPU."""
-    with PresetProcess(interpreter=("qemu-x86_64", "-cpu", request.param, sys.executable)) as process:
+    """A process on another CPU, which runs one preset after another."""
+    with PresetProcess(interpreter=("qemu-x86_64", "-cpu", request.cls.cpu, sys.executable)) as process:
         yield process
 
 
-@pytest.mark.parametrize("elsewhere", CPUS, indirect=True)
-@pytest.mark.parametrize("preset", [functions, *ALL], ids=lambda preset: preset.name)
-def test_a_presets_digests_are_the_same_on_another_cpu(
-    preset: Preset, here: PresetProcess, elsewhere: PresetProcess
-) -> None:
-    judgement = judge(here.run(preset).record, elsewhere.run(preset).record)
+class AnotherCpu:
+    """A class for each CPU: what pytest-xdist's ``loadscope`` gives to one worker."""
 
-    assert judgement, str(judgement)
+    cpu: ClassVar[str]
+
+    @pytest.mark.parametrize("preset", [functions, *ALL], ids=lambda preset: preset.name)
+    def test_a_presets_digests_are_the_same(
+        self, preset: Preset, here: PresetProcess, elsewhere: PresetProcess
+    ) -> None:
+        judgement = judge(here.run(preset).record, elsewhere.run(preset).record)
+
+        assert judgement, str(judgement)
+
+
+class TestNehalem(AnotherCpu):
+    """SSE4.2 and no AVX."""
+
+    cpu = "Nehalem"
+
+
+class TestHaswell(AnotherCpu):
+    """AVX2 and fused multiply-adds."""
+
+    cpu = "Haswell"
+
+
+class TestEPYC(AnotherCpu):
+    """The same from the other maker, whose libraries may choose by it."""
+
+    cpu = "EPYC"
