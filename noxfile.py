@@ -61,6 +61,9 @@ INSTALLED = "from importlib.metadata import distributions as d; print(sorted({(x
 PLATFORM = "import fusiongate; print(fusiongate.environment().platform)"
 PREFIX = "import sys; print(sys.prefix)"
 SITE_PACKAGES = "import sysconfig; print(sysconfig.get_path('purelib'))"
+# Some images forbid it: then each of the hundreds of processes that the tests start would compile the same modules, and
+# pytest rewrite its plugins', for one to three seconds each. An empty value is none.
+KEEPS_BYTECODE = {"PYTHONDONTWRITEBYTECODE": ""}
 LINT_IMPORTS = "from importlinter.cli import lint_imports_command; lint_imports_command()"
 
 
@@ -154,13 +157,14 @@ def _python(session: nox.Session, *arguments: str, **options: Any) -> Any:
 
     -P keeps the working directory off sys.path, where the checkout's `kernels` would hide another package.
     """
+    environment = KEEPS_BYTECODE | options.pop("env", {})
     if session.venv_backend != "none":
-        return session.run("python", "-P", *arguments, **options)
+        return session.run("python", "-P", *arguments, env=environment, **options)
     if not (SHARED / "pyvenv.cfg").is_file():
         session.run(sys.executable, "-m", "virtualenv", *SHARED_PACKAGES, str(SHARED), external=True, silent=True)
     folder = SHARED / ("Scripts" if os.name == "nt" else "bin")
-    environment = {"PATH": f"{folder}{os.pathsep}{os.environ.get('PATH', '')}", "VIRTUAL_ENV": str(SHARED)}
-    environment |= options.pop("env", {})
+    path = f"{folder}{os.pathsep}{os.environ.get('PATH', '')}"
+    environment = {"PATH": path, "VIRTUAL_ENV": str(SHARED)} | environment
     return session.run(str(folder / "python"), "-P", *arguments, external=True, env=environment, **options)
 
 

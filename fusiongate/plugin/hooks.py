@@ -18,7 +18,7 @@ pytest_plugins = (
     "fusiongate.plugin.preset_times",
     "fusiongate.plugin.benchmark",
     "fusiongate.plugin.timings",
-    "fusiongate.plugin.worker_threads",
+    "fusiongate.plugin.processes",
     "fusiongate.plugin.gpu_affinity",
     "fusiongate.plugin.progress",
     "fusiongate.plugin.summary",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from filelock import FileLock
@@ -24,9 +25,10 @@ def modules() -> Iterator[Modules]:
 
 
 @pytest.fixture
-def project(modules: Modules, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Project:
+def project(modules: Modules, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Iterator[Project]:
     """An empty downstream project."""
-    return Project(pytester, monkeypatch, modules)
+    yield Project(pytester, monkeypatch, modules)
+    modules.keep(pytester.path)
 
 
 @pytest.fixture
@@ -103,8 +105,10 @@ def fork_server() -> Iterator[ForkServer]:
 
 
 @pytest.fixture
-def forked(fork_server: ForkServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Processes of presets that are forked, for tests that are not about how one is started."""
-    from fusiongate.presets import worker
+def forked(fork_server: ForkServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Processes of presets that are forked, for tests that are not about how one is started; what they declare goes."""
+    from fusiongate.presets import PRESETS, worker
 
     monkeypatch.setattr(worker, "_started", fork_server.start)
+    with mock.patch.dict(PRESETS):
+        yield

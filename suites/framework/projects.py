@@ -26,7 +26,7 @@ _SURROUNDINGS = (
 
 
 class Modules:
-    """What runs in this process have imported, apart from the projects' own modules.
+    """What runs in this process, and tests around them, have imported, apart from the projects' own modules.
 
     Pytester forgets all that; torch and kernels register what they define with C++, which takes no second time.
     """
@@ -36,9 +36,12 @@ class Modules:
 
     def pytest_unconfigure(self, config: pytest.Config) -> None:
         """At the end of a run, as a plugin of it."""
-        root = str(config.rootpath)
+        self.keep(config.rootpath)
+
+    def keep(self, root: Path) -> None:
+        """Keep what is imported now, apart from what lies below a folder."""
         for name, module in sys.modules.items():
-            if not (getattr(module, "__file__", None) or "").startswith(root):
+            if not (getattr(module, "__file__", None) or "").startswith(str(root)):
                 self._kept[name] = module
 
     def restore(self) -> None:
@@ -82,8 +85,9 @@ class Project:
         In this process, which takes a tenth of the time, unless the test is about what a process has loaded, or about
         what is installed beside another interpreter.
         """
-        # Hypothesis' plugin takes a second to write a summary of nothing.
-        strict = ("-Werror", "--strict-markers", "--strict-config", "-p", "no:hypothesispytest", *arguments)
+        # Hypothesis' plugin takes a second to write a summary of nothing, anyio's half of one in each worker to load.
+        others = ("-p", "no:hypothesispytest", "-p", "no:anyio")
+        strict = ("-Werror", "--strict-markers", "--strict-config", *others, *arguments)
         if python is not None:
             # A folder of its own, or pytest would tidy up among those of the run around this one.
             return self.pytester.run(python, "-m", "pytest", f"--basetemp={self.path / 'temporary'}", *strict)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,7 @@ import torch
 from fusiongate.errors import FusiongateError
 from fusiongate.jit.cache import CACHE_VARIABLE, cache_folder, cached_entries
 from fusiongate.platforms import environment
-from fusiongate.presets import PRESETS, location
+from fusiongate.presets import location
 from fusiongate.sabotage import saboteur
 from fusiongate.timing.benchmarks import benchmark
 from fusiongate.timing.pairing import Settings
@@ -52,19 +51,17 @@ def test_counted(md5_snapshot):
 
 
 @pytest.fixture
-def counted(project: Project) -> Iterator[Project]:
+def counted(project: Project, forked: None) -> Project:
     project.write("counted_presets.py", COUNTED)
     project.write("test_counted.py", HELD)
     project.write("pytest.ini", "[pytest]\npythonpath = .\nfusiongate_snapshots = kept\nfusiongate_device = host\n")
-    yield project
-    PRESETS.pop("counted", None)
+    return project
 
 
 def records(project: Project) -> list[Path]:
     return sorted((project.path / "kept").rglob("*.json"))
 
 
-@pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize("wrong_in", ["1", "2"])
 def test_case_28_a_fault_in_either_of_two_fresh_processes_is_not_recorded(counted: Project, wrong_in: str) -> None:
     counted.setenv("WRONG_IN", wrong_in)
@@ -79,7 +76,6 @@ def test_case_28_a_fault_in_either_of_two_fresh_processes_is_not_recorded(counte
     assert [] == records(counted)
 
 
-@pytest.mark.usefixtures("forked")
 def test_case_28_a_record_of_another_platform_is_no_baseline(counted: Project) -> None:
     """It is missing, which is a failure, and what lies there stays as it is."""
     counted.run("--snapshot-update").assert_outcomes(passed=1)
@@ -137,6 +133,7 @@ def test_case_29_workers_measure_in_turns_and_bring_a_serial_run_s_rows(
 ) -> None:
     """Under pytest-xdist no measurement begins before another one on the same device has ended."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setenv("OMP_NUM_THREADS", str(torch.get_num_threads()))  # in workers as in this process
     project.write("test_timed.py", MEASURED)
     project.run("--benchmark-json=serial.json").assert_outcomes(passed=4)
     times = project.path / "times"

@@ -34,8 +34,9 @@ def blocks(page: str) -> Iterator[tuple[str, str | None, str]]:
 
 
 @pytest.mark.parametrize("page", PAGES)
+@pytest.mark.usefixtures("forked")
 def test_every_block_of_python_is_a_file_and_runs(page: str, project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Files are written as they are titled; commands run as they stand, in processes of their own."""
+    """Files are written as they are titled; commands run as they stand."""
     monkeypatch.chdir(project.path)
     ran = 0
     for language, title, text in blocks(page):
@@ -49,7 +50,7 @@ def test_every_block_of_python_is_a_file_and_runs(page: str, project: Project, m
             for command in text.splitlines():
                 program, *arguments = shlex.split(command)
                 if program == "pytest":
-                    assert project.run(*arguments, own_process=True).ret == pytest.ExitCode.OK, command
+                    assert project.run(*arguments).ret == pytest.ExitCode.OK, command
                 else:
                     assert ("fusiongate", 0) == (program, cli.main(arguments)), command
                 ran += 1

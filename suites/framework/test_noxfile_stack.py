@@ -19,6 +19,7 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
@@ -382,3 +383,24 @@ def test_a_session_runs_its_own_pytest_with_the_image_s_first_on_path(noxfile: M
     noxfile._python(session, "-c", "import pytest; print(pytest.__file__)")
     assert "1 passed" in session.said
     assert session.said.splitlines()[-1].startswith(str(image))
+
+
+@pytest.mark.parametrize("backend", ["virtualenv", "none"])
+def test_processes_keep_their_bytecode_where_an_image_forbids_it(
+    noxfile: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: str
+) -> None:
+    """The tests start hundreds of them; what a session says itself goes first."""
+    environments = []
+
+    class Kept(FakeSession):
+        venv_backend = backend
+
+        def run(self, *command: str, **options: Any) -> str:
+            environments.append(options["env"])
+            return ""
+
+    (tmp_path / "pyvenv.cfg").touch()
+    monkeypatch.setattr(noxfile, "SHARED", tmp_path)
+    noxfile._python(Kept(), "-c", "pass")
+    noxfile._python(Kept(), "-c", "pass", env={"PYTHONDONTWRITEBYTECODE": "1"})
+    assert ["", "1"] == [env["PYTHONDONTWRITEBYTECODE"] for env in environments]

@@ -63,6 +63,7 @@ x, y = torch.randn(2, 2, 33, 64)
 """
 
 
+@pytest.mark.usefixtures("forked")
 def test_the_two_tests_more_run(project_of_the_readme: Project) -> None:
     """The time itself is a laptop's, of a kernel in Python."""
     (tests,) = (block for block in blocks("python") if "md5_snapshot" in block)

@@ -1,4 +1,4 @@
-"""Workers of pytest-xdist share the machine's cores, unless somebody has said how many threads there are to be."""
+"""Workers of pytest-xdist share the machine's cores unless somebody has said otherwise, and processes end swiftly."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def test_threads(number):
 """
 
 TORCH_S_THREADS = """
-import torch
-
 def test_threads():
+    import torch  # here, so that one worker loads it
+
     assert 1 == torch.get_num_threads()
 """
 
@@ -62,3 +62,24 @@ def test_a_number_of_threads_for_one_worker_stays(counting: Project) -> None:
 
 def test_a_run_without_workers_is_left_alone(counting: Project) -> None:
     assert {"None"} == seen(counting, "-p", "no:xdist")
+
+
+IN_A_CIRCLE = """
+class Last:
+    def __init__(self):
+        self.me = self
+
+    def __del__(self):
+        print("searched for garbage")
+
+def test_kept():
+    Last.kept = Last()
+"""
+
+
+@pytest.mark.parametrize("plugin, searched", [((), 0), (("-p", "no:fusiongate"), 1)], ids=["ours", "without"])
+def test_a_process_ends_without_a_search_for_garbage(project: Project, plugin: tuple[str, ...], searched: int) -> None:
+    project.write("test_kept.py", IN_A_CIRCLE)
+    result = project.run(*plugin, own_process=True)
+    result.assert_outcomes(passed=1)
+    assert searched == result.outlines.count("searched for garbage")
