@@ -17,6 +17,7 @@ __all__ = [
     "integer_view",
     "is_nan",
     "normalised_strides",
+    "raw_bits",
     "slabs",
     "step_from_zero",
     "step_toward_zero",
@@ -50,6 +51,12 @@ def as_real(tensor: Tensor) -> Tensor:
 def integer_view(tensor: Tensor) -> Tensor:
     """The same memory, of any strides, as signed integers of the same width."""
     return tensor.view(_INTEGERS[tensor.dtype.itemsize])
+
+
+def raw_bits(tensor: Tensor) -> Tensor:
+    """The elements' bits as integers, of any dtype: those of the widest one in a new last dimension."""
+    plain = tensor.detach().resolve_conj().resolve_neg()
+    return integer_view(plain) if plain.dtype.itemsize in _INTEGERS else plain.unsqueeze(-1).view(torch.int64)
 
 
 def is_nan(tensor: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from .bits import as_real, dtype_name, integer_view, normalised_strides, slabs, 
 from .contracts import Contract, Exact, Ulp, described, magnitude_of, outside_of
 from .mismatch_stats import SLAB, MismatchStats, count
 
-__all__ = ["REASONS", "Verdict", "bits_differ", "compared"]
+__all__ = ["REASONS", "Verdict", "bits_differ", "compared", "unlike"]
 
 REASONS = (
     "equal",
@@ -63,6 +63,8 @@ class Verdict:
     """What was expected, likewise."""
     hint: str | None = None
     """What probably went wrong, where that can be told."""
+    output: str = ""
+    """Which of several outputs, in words."""
 
     def __bool__(self) -> bool:
         return self.ok
@@ -85,6 +87,8 @@ class Verdict:
                 f"first at {self.first_index}: got {self.actual}, expected {self.expected}",
                 "elements by ULPs: " + ", ".join(f"{label}: {n:,}" for label, n in self.ulp_histogram.items()),
             ]
+        if self.output:
+            lines[0] = f"{self.output}: {lines[0]}"
         if self.hint is not None:
             lines.append(f"hint: {self.hint}")
         return "\n".join(lines)
@@ -157,6 +161,31 @@ def bits_differ(
         for _, index in slabs(second.shape, SLAB):
             flag |= outside(index)[0].any()
         return flag
+
+
+def unlike(actual: Tensor, expected: Tensor) -> str | None:
+    """What a caller would notice beside layout and values: class, gradient, inference mode, lazy bits; None if nothing.
+
+    In words, of the actual one.
+    """
+    if type(actual) is not type(expected):
+        return f"the result is a {type(actual).__name__}, and the reference gives a {type(expected).__name__}"
+    for words, told in _FLAGS.items():
+        if told(actual) != told(expected):
+            return f"the result {_not(told(actual))} {words}, and the reference's {_not(told(expected))}"
+    return None
+
+
+_FLAGS: Mapping[str, Callable[[Tensor], bool]] = {
+    "one that requires a gradient": lambda tensor: tensor.requires_grad,
+    "made in inference mode": lambda tensor: tensor.is_inference(),
+    "lazily conjugated": lambda tensor: tensor.is_conj(),
+    "lazily negated": lambda tensor: tensor.is_neg(),
+}
+
+
+def _not(told: bool) -> str:
+    return "is" if told else "is not"
 
 
 def _check(expected: object, contract: object) -> None:

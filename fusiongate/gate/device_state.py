@@ -1,4 +1,4 @@
-"""What is around a launch: a device, a capture under way, states to leave alone, and errors that are not its own."""
+"""What is around a launch: a device, a capture under way, and errors that are not its own."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 __all__ = [
-    "Surroundings",
     "capturing",
     "device_of",
     "excuse",
@@ -100,42 +99,3 @@ def is_poisoned(args: Sequence[Any]) -> bool:
     except RuntimeError as error:
         return not (is_out_of_memory(error) or is_of_a_capture(error))
     return False
-
-
-class Surroundings:
-    """What a launch has to leave as it was: the random states, the current device and its stream.
-
-    Parameters
-    ----------
-    device
-        The launch's.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._cpu_state = torch.get_rng_state()
-        self._cuda = device.type == "cuda"
-        if self._cuda:  # only on a GPU: a CPU has none of these
-            self._device_state = torch.cuda.get_rng_state(device)
-            self._current = torch.cuda.current_device()
-            self._stream = torch.cuda.current_stream()
-
-    def disturbance(self) -> tuple[str, str] | None:
-        """What is not as it was: a word for it and a sentence; None if nothing."""
-        if self._cuda and torch.cuda.current_device() != self._current:  # only on a GPU: a CPU is never changed
-            return "device", "the kernel changed the current device and did not change it back"
-        if self._cuda and torch.cuda.current_stream() != self._stream:  # only on a GPU: a CPU has no streams
-            return "stream", "the kernel changed the current stream and did not change it back"
-        if not torch.equal(torch.get_rng_state(), self._cpu_state):
-            return "random-state", "the kernel moved the random state of the CPU"
-        if self._cuda and not torch.equal(torch.cuda.get_rng_state(self._device), self._device_state):
-            return "random-state", f"the kernel moved the random state of {self._device}"  # only on a GPU: its own
-        return None
-
-    def restore(self) -> None:
-        """Put everything back."""
-        torch.set_rng_state(self._cpu_state)
-        if self._cuda:  # only on a GPU: a CPU has none of these
-            torch.cuda.set_device(self._current)
-            torch.cuda.set_stream(self._stream)
-            torch.cuda.set_rng_state(self._device_state, self._device)

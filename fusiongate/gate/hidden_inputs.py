@@ -17,7 +17,16 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-__all__ = ["UNKNOWN", "HiddenInputs", "heeds_switches", "need_gradients", "switch_state", "watched"]
+__all__ = [
+    "UNKNOWN",
+    "DrawsRandomNumbers",
+    "HiddenInputs",
+    "draws",
+    "heeds_switches",
+    "need_gradients",
+    "switch_state",
+    "watched",
+]
 
 Held: TypeAlias = "tuple[Callable[[], Tensor | None], ...]"
 
@@ -56,8 +65,23 @@ UNKNOWN = HiddenInputs((_unknown,), switched=True)
 """Those of a reference that cannot be watched."""
 
 
-class _Draws(Exception):
-    """The reference is about to draw random numbers."""
+class DrawsRandomNumbers(Exception):
+    """An op was about to draw random numbers from a default generator."""
+
+
+def draws(func: Any, args: Any, kwargs: Any) -> bool:
+    """Whether an op, as a dispatch mode sees it, draws from a default random generator."""
+    if torch.Tag.nondeterministic_seeded not in func.tags:
+        return False
+    given = dict(zip((argument.name for argument in func._schema.arguments), args, strict=False)) | dict(kwargs or {})
+    if given.get("generator") is not None or given.get("train") is False:
+        return False
+    # Attention is tagged so for the sake of its dropout, whose default is none.
+    return bool(given["dropout_p"]) if "dropout_p" in given else "dropout_p" not in _names(func)
+
+
+def _names(func: Any) -> set[str]:
+    return {argument.name for argument in func._schema.arguments}
 
 
 class _Watch(TorchDispatchMode):
@@ -78,9 +102,9 @@ class _Watch(TorchDispatchMode):
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if torch.Tag.nondeterministic_seeded in func.tags:
+        if draws(func, args, kwargs):
             # Before it draws: the caller's generator moves once a call, as in eager.
-            raise _Draws
+            raise DrawsRandomNumbers
         result = func(*args, **(kwargs or {}))
         for leaf in tree_leaves((args, kwargs)):
             if isinstance(leaf, Tensor) and not self._is_known(leaf):
@@ -138,6 +162,11 @@ def watched(reference: Callable[..., Any], args: Sequence[Any]) -> HiddenInputs:
         The eager chain.
     args
         Its arguments; those that it writes are written.
+
+    Raises
+    ------
+    DrawsRandomNumbers
+        From the reference, in the place of an op that would draw.
     """
     watch = _Watch(args)
     with torch.no_grad(), watch:

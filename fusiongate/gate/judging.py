@@ -16,12 +16,12 @@ from fusiongate.platforms import environment
 
 from .counters import Tallies
 from .device_state import device_of, excuse, is_poisoned
-from .hidden_inputs import UNKNOWN, HiddenInputs, watched
+from .hidden_inputs import UNKNOWN, DrawsRandomNumbers, HiddenInputs, watched
 from .probes import live_copies
 from .routing import Router
 from .spec import FusionSpec
 from .states import Gate, Reason, Slot, State
-from .verification import FirstSight
+from .verification import GATE, FirstSight
 
 if TYPE_CHECKING:
     from .fusion import Fusion
@@ -148,7 +148,13 @@ class Judge:
                 return self._refer(expected, Reason.CAPACITY), Reason.CAPACITY
             slot = known
             with torch.no_grad():
-                verdict = sight.verdict(expected)
+                verdict = sight.verdict(spec.outputs(expected, args))
+        except DrawsRandomNumbers:
+            story = (
+                "the reference draws random numbers: no two of its calls are alike, and nothing can be held against it"
+            )
+            verdict = Verdict(False, "random-state", spec.contract_of(0), 0, actual=story)
+            self._gate.refuse(slot, Reason.REFUSED, self._story(story, args), quiet=quiet)
         except Exception as error:
             reason = excuse(error, args)
             if reason is not None:
@@ -220,7 +226,7 @@ class Judge:
         try:
             return watched(self._spec.reference, self._apart(args))
         except Exception as error:
-            if excuse(error, args) is not None:
+            if isinstance(error, DrawsRandomNumbers) or excuse(error, args) is not None:
                 raise
             return UNKNOWN
 
@@ -251,6 +257,13 @@ class Judge:
             return Verdict(False, "no-kernel", self._spec.contract_of(0), 0, actual=str(error))
         if is_poisoned(args):
             raise PoisonedDevice(str(device_of(args)), error) from error
+        if culprit == GATE and not isinstance(error, UsageError):
+            story = (
+                f"the gate cannot compare results of this kind, which is no fault of the kernel's: it raised "
+                f"{type(error).__name__}: {error}"
+            )
+            self._gate.refuse(slot, Reason.NOT_COMPARABLE, self._story(story, args))
+            return Verdict(False, Reason.NOT_COMPARABLE, self._spec.contract_of(0), 0, actual=story)
         story = f"{culprit} raised {type(error).__name__}: {error}"
         self._gate.refuse(slot, Reason.REFUSED, self._story(story, args))
         return Verdict(False, "raised", self._spec.contract_of(0), 0, actual=story)

@@ -1,22 +1,27 @@
-"""The operands of a probe: fresh numbers in the layout of a live call, taller where that call is too small."""
+"""The operands of a probe: fresh numbers in the layout of a live call, or of another call with the same signature."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Sequence
+import functools
+from collections.abc import Callable, Collection, Hashable, Sequence
+from random import Random
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .guarded import GuardedOperand, span_of
+from .guarded import GuardedOperand, mostly_gaps, span_length, span_of
+from .probe_values import numbers
 
-__all__ = ["Operands", "live_copies", "redrawn", "taller"]
+__all__ = ["Operands", "live_copies", "redrawn", "resized", "sharing", "taller"]
 
 _MOST_ELEMENTS = 1 << 25
 """A taller probe stays below this, so that a first sight of a large call is not a much larger one."""
-_STREWN = 1 << 20
-"""Elements at the beginning of an operand that special numbers are strewn into: enough for coincidences."""
+
+_GROWTH = 2
+"""How many times the live rows a probe of the same bucket may have."""
+_SEVERAL_ROWS = 1 << 22
+"""Elements of a call up to which more row counts of its bucket are tried than the most and the fewest."""
 
 
 class Operands:
@@ -26,12 +31,23 @@ class Operands:
         self.args = args
         self._guards = guards
 
-    def fault(self, name: Callable[[int], str]) -> tuple[str, str] | None:
-        """What the kernel did to memory that is not its output: a word for it and a sentence; None if nothing."""
+    def fault(self, name: Callable[[int], str], written: Collection[int] = ()) -> tuple[str, str] | None:
+        """What the kernel did to memory that is not its output: a word for it and a sentence; None if nothing.
+
+        Parameters
+        ----------
+        name
+            The name of an argument, by its position.
+        written
+            The positions of those that the kernel is to write.
+        """
         for position, guard in self._guards.items():
             if guard.overrun():
                 return "overrun", f"the kernel wrote outside of `{name(position)}`"
-            if guard.changed():
+            if position in written:
+                if guard.changed_in_its_gaps():
+                    return "overrun", f"the kernel wrote between the elements of `{name(position)}`"
+            elif guard.changed():
                 return "input-changed", f"the kernel changed its input `{name(position)}`"
         return None
 
@@ -43,95 +59,161 @@ class Operands:
         """The batch: the largest first dimension of the tensors that have so many dimensions."""
         return max(tensor.shape[0] for tensor in self.tensors() if tensor.dim() == dimensions)
 
-    def refills(self, count: int, generator: torch.Generator) -> Refills:
-        """Fresh numbers for the same operands, ``count`` times; only for those that :func:`redrawn` gave."""
-        blocks = [
-            (guard, _draw(guard.view, count * guard.span.numel(), generator, special=False).reshape(count, -1))
-            for guard in self._guards.values()
-            if _is_drawn(guard.view)
-        ]
-        return Refills(blocks, count)
+    def refill(self, rng: Random, *, special: bool = True) -> None:
+        """Put other numbers into the same memory; only for operands that :func:`redrawn` gave."""
+        for guard in self._guards.values():
+            if is_drawn(guard.view):
+                guard.refill(numbers(guard.view, guard.memory.shape, rng, special=special))
 
 
-class Refills:
-    """Puts one set of numbers after another into operands; every iteration brings the same sets again."""
-
-    def __init__(self, blocks: list[tuple[GuardedOperand, Tensor]], count: int) -> None:
-        self._blocks = blocks
-        self._count = count
-
-    def __iter__(self) -> Iterator[int]:
-        for index in range(self._count):
-            for guard, block in self._blocks:
-                guard.refill(block[index])
-            yield index
+Layout = Callable[[Tensor], tuple[Sequence[int], Sequence[int]]]
+"""Gives shape and strides of the tensor that stands for another one."""
 
 
-def _guarded(
-    args: Sequence[Any], source: Callable[[Tensor], Tensor], layouts: Callable[[Tensor], tuple[Any, Any]]
-) -> Operands:
+def _as_it_is(tensor: Tensor) -> tuple[Sequence[int], Sequence[int]]:
+    return tensor.shape, tensor.stride()
+
+
+def _guarded(args: Sequence[Any], source: Callable[[Tensor, Sequence[int]], Tensor], layout: Layout) -> Operands:
     guards: dict[int, GuardedOperand] = {}
     fresh = list(args)
     for position, arg in enumerate(args):
         if isinstance(arg, Tensor):
-            shape, strides = layouts(arg)
-            guards[position] = GuardedOperand.of(source(arg), arg, shape, strides)
+            shape, strides = layout(arg)
+            guards[position] = GuardedOperand.of(arg, shape, strides, functools.partial(source, arg))
             fresh[position] = guards[position].view
     return Operands(tuple(fresh), guards)
 
 
+def _memory_of(tensor: Tensor, _size: Sequence[int]) -> Tensor:
+    apart = mostly_gaps(tensor.shape, tensor.stride(), tensor.element_size())
+    return tensor.detach().clone() if apart else span_of(tensor)
+
+
 def live_copies(args: Sequence[Any]) -> Operands:
     """The arguments, their tensors copied with layout and alignment."""
-    return _guarded(args, span_of, lambda tensor: (tensor.shape, tensor.stride()))
+    return _guarded(args, _memory_of, _as_it_is)
 
 
-def _span_length(shape: Sequence[int], strides: Sequence[int]) -> int:
-    return 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
-
-
-def _is_drawn(tensor: Tensor) -> bool:
+def is_drawn(tensor: Tensor) -> bool:
+    """Whether a probe has other numbers in the place of a tensor's."""
     return tensor.is_floating_point() or tensor.is_complex()
 
 
-def _draw(like: Tensor, length: int, generator: torch.Generator, *, special: bool) -> Tensor:
-    """Fresh numbers for a floating tensor: normal, and if asked for with what arithmetic treats specially strewn in."""
-    if like.is_complex():
-        return torch.randn(length, dtype=like.dtype, device=like.device, generator=generator)
-    wide = torch.float64 if like.dtype == torch.float64 else torch.float32
-    values = torch.randn(length, dtype=wide, device=like.device, generator=generator).to(like.dtype)
-    if special:
-        _strew(values[:_STREWN], generator)
-    return values
+def redrawn(args: Sequence[Any], rng: Random, layout: Layout = _as_it_is) -> Operands:
+    """Floating tensors with fresh normal numbers; integers, bools and scalars live.
+
+    Parameters
+    ----------
+    args
+        The live arguments.
+    rng
+        Says which numbers.
+    layout
+        Gives each tensor's; a tensor of integers has to keep its own.
+    """
+    return _drawn(args, rng, layout, special=False)
 
 
-def _strew(values: Tensor, generator: torch.Generator) -> None:
-    finfo = torch.finfo(values.dtype)
-    wide = torch.float64 if values.dtype == torch.float64 else torch.float32
+def _drawn(args: Sequence[Any], rng: Random, layout: Layout, *, special: bool) -> Operands:
+    def source(tensor: Tensor, size: Sequence[int]) -> Tensor:
+        return numbers(tensor, size, rng, special=special) if is_drawn(tensor) else _memory_of(tensor, size)
 
-    def put(where: Tensor, numbers: list[float]) -> None:
-        pick = torch.randint(len(numbers), where.shape, device=values.device, generator=generator)
-        values[where] = torch.tensor(numbers, dtype=wide, device=values.device).to(values.dtype)[pick]
-
-    # Zeros and subnormals show in a result where they meet in several operands: they have to be many, and harm no norm.
-    many = torch.randint(values.numel(), (values.numel() // 4 + 1,), device=values.device, generator=generator)
-    put(many, [0.0, -0.0, 0.0, -0.0, finfo.tiny, -finfo.tiny / 2, finfo.tiny / 4])
-    # These spoil their whole row for a norm: few leave most rows clean.
-    few = torch.randint(values.numel(), (16,), device=values.device, generator=generator)
-    put(few, [math.nan, math.inf, -math.inf, finfo.max, -finfo.max])
+    return _guarded(args, source, layout)
 
 
-def redrawn(args: Sequence[Any], generator: torch.Generator, *, special: bool) -> Operands:
-    """Floating tensors with fresh numbers; integers, bools and scalars live."""
+def resized(args: Sequence[Any], output: Tensor, size: int) -> Layout | None:
+    """The layout in which the output's last dimension but one, its rows, has another size.
 
-    def source(tensor: Tensor) -> Tensor:
-        if _is_drawn(tensor):
-            return _draw(tensor, _span_length(tensor.shape, tensor.stride()), generator, special=special)
-        return span_of(tensor)
+    None where the layout does not allow it: the output has no such dimension, an operand that has it holds integers, or
+    it is not contiguous from there on.
+    """
+    if output.dim() < 2:
+        return None
+    rows = output.shape[-2]
+    place = output.dim() - 2
 
-    return _guarded(args, source, lambda tensor: (tensor.shape, tensor.stride()))
+    def has_rows(tensor: Tensor) -> bool:
+        return tensor.dim() == output.dim() and tensor.shape[place] == rows and rows > 1
+
+    tensors = [arg for arg in args if isinstance(arg, Tensor)]
+    spanning = list(filter(has_rows, tensors))
+    if not spanning or not all(is_drawn(tensor) and tensor.is_contiguous() for tensor in spanning):
+        return None
+
+    def layout(tensor: Tensor) -> tuple[Sequence[int], Sequence[int]]:
+        if not has_rows(tensor):
+            return _as_it_is(tensor)
+        shape = (*tensor.shape[:place], size, *tensor.shape[place + 1 :])
+        return shape, torch.empty(shape, device="meta").stride()
+
+    return layout
 
 
-def taller(args: Sequence[Any], output: Tensor, factor: int, generator: torch.Generator) -> Operands | None:
+def sharing(bucket: Callable[..., Hashable], args: Sequence[Any], output: Tensor) -> list[Layout]:
+    """Layouts with other numbers of rows in the same bucket: the most, the fewest, and some between.
+
+    A kernel may take another way for each, and what was seen of one says nothing about the others.
+
+    Parameters
+    ----------
+    bucket
+        Gives what stands for the shapes of its arguments.
+    args
+        The live arguments.
+    output
+        The live output.
+    """
+    if output.dim() < 2:
+        return []
+    rows = output.shape[-2]
+    shared = bucket(*args)
+
+    @functools.cache
+    def layout(size: int) -> Layout | None:
+        found = resized(args, output, size)
+        if found is None or not 0 < size <= _GROWTH * rows:
+            return None
+        shapes = [_shape_of(arg, *found(arg)) if isinstance(arg, Tensor) else arg for arg in args]
+        try:
+            return found if bucket(*shapes) == shared else None
+        except Exception:
+            # It need not take tensors without memory; then there is nothing to go by.
+            return None
+
+    if layout(rows) is None:
+        return []
+    most, fewest = _furthest(rows, layout, 1), _furthest(rows, layout, -1)
+    if output.numel() <= _SEVERAL_ROWS:
+        sizes = [most, fewest, fewest + 1, most - 1, (fewest + most) // 2 | 1]
+    else:
+        # The first is run twice.
+        sizes = [fewest, most]
+    members = (layout(size) for size in dict.fromkeys(sizes) if size != rows or size == sizes[0])
+    return [member for member in members if member is not None]
+
+
+def _furthest(start: int, member: Callable[[int], object], step: int) -> int:
+    """The last size from a start, in one direction, that is a member; by doubling and halving steps.
+
+    A bucket that has holes ends before the first one that these steps meet.
+    """
+    reach, size = step, start
+    while member(size + reach):
+        size, reach = size + reach, reach * 2
+    while reach:
+        if member(size + reach):
+            size += reach
+        reach = int(reach / 2)
+    return size
+
+
+def _shape_of(like: Tensor, shape: Sequence[int], strides: Sequence[int]) -> Tensor:
+    """A tensor of another layout without memory, as a bucket sees it."""
+    return torch.empty_strided(tuple(shape), tuple(strides), dtype=like.dtype, device="meta")
+
+
+def taller(args: Sequence[Any], output: Tensor, factor: int, rng: Random) -> Operands | None:
     """As :func:`redrawn`, special numbers included, with more in the batch's direction, the output's first dimension.
 
     An operand that spans the batch gets ``factor`` times as many entries, or fewer if that is too many elements; so
@@ -140,8 +222,9 @@ def taller(args: Sequence[Any], output: Tensor, factor: int, generator: torch.Ge
     or the batch is not the outermost dimension in memory.
     """
     tensors = [arg for arg in args if isinstance(arg, Tensor)]
-    factor = min(max(factor, 2), _MOST_ELEMENTS // output.numel())
-    if output.dim() < 2 or factor < 2 or not all(map(_is_drawn, tensors)):
+    largest = max(span_length(tensor.shape, tensor.stride()) for tensor in (*tensors, output))
+    factor = min(max(factor, 2), _MOST_ELEMENTS // largest)
+    if output.dim() < 2 or factor < 2 or not all(map(is_drawn, tensors)):
         return None
     batch = output.shape[0]
 
@@ -149,7 +232,7 @@ def taller(args: Sequence[Any], output: Tensor, factor: int, generator: torch.Ge
         return tensor.dim() == output.dim() and tensor.shape[0] == batch
 
     def inner(tensor: Tensor) -> int:
-        return _span_length(tensor.shape[1:], tensor.stride()[1:])
+        return span_length(tensor.shape[1:], tensor.stride()[1:])
 
     if not any(map(spans_batch, tensors)):
         return None
@@ -157,7 +240,7 @@ def taller(args: Sequence[Any], output: Tensor, factor: int, generator: torch.Ge
         # The entries lie between each other: more of them would overlap, as in no live call.
         return None
 
-    def layout(tensor: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    def layout(tensor: Tensor) -> tuple[Sequence[int], Sequence[int]]:
         shape, strides = tuple(tensor.shape), tuple(tensor.stride())
         if not spans_batch(tensor):
             return shape, strides
@@ -169,4 +252,4 @@ def taller(args: Sequence[Any], output: Tensor, factor: int, generator: torch.Ge
                 stride = -(-stride // 128) * 128
         return (shape[0] * factor, *shape[1:]), (stride, *strides[1:])
 
-    return _guarded(args, lambda tensor: _draw(tensor, _span_length(*layout(tensor)), generator, special=True), layout)
+    return _drawn(args, rng, layout, special=True)

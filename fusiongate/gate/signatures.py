@@ -29,6 +29,7 @@ __all__ = [
     "is_plain_call",
     "not_plain",
     "overlapping",
+    "share_memory",
     "signature_of",
     "tensors_of",
 ]
@@ -186,12 +187,12 @@ def overlapping(args: Sequence[Any], written: Sequence[int]) -> bool:
         if any(stride == 0 and size > 1 for size, stride in zip(target.shape, target.stride(), strict=True)):
             return True
         others = (arg for place, arg in enumerate(args) if place != position and isinstance(arg, Tensor))
-        if any(_share_memory(target, other) for other in others):
+        if any(share_memory(target, other) for other in others):
             return True
     return False
 
 
-def _share_memory(one: Tensor, other: Tensor) -> bool:
+def share_memory(one: Tensor, other: Tensor) -> bool:
     """Whether two tensors have an element in common, or lie between each other in a way that is not looked through."""
     apart = other.data_ptr() - one.data_ptr()
     if apart >= extent(one) or -apart >= extent(other):

@@ -48,6 +48,8 @@ class Reason(StrEnum):
     """The kernel broke its contract, or raised, on this signature."""
     CAPTURING = "capturing"
     """Never seen before, and the stream is being captured into a graph: nothing can be compared now."""
+    NOT_COMPARABLE = "not-comparable"
+    """The gate could not compare results of this kind; no fault of the kernel's."""
     NO_KERNEL = "no-kernel"
     """The kernel could not be built."""
     OUT_OF_MEMORY = "out-of-memory"

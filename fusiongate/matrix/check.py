@@ -263,25 +263,28 @@ class PreparedCell:
                 _calls(due),
                 self._story(trial) if any(reason == "refused" for _, reason in taken) else "",
             )
-        self._check_launches(number, launches, steps)
+        self._check_launches(trial, number, launches, steps)
 
     def _check_not_launched(self, number: int, launches: int) -> None:
         if launches:
             raise self._failure(number, _launches(launches), "no launch where eager raises")
 
-    def _check_launches(self, number: int, launches: int, steps: tuple[Step, ...]) -> None:
+    def _check_launches(self, trial: Trial, number: int, launches: int, steps: tuple[Step, ...]) -> None:
         fused = sum(step.path == "fused" for step in steps)
         if not any(step.reason == "first-sight" for step in steps):
             if launches != fused:
                 reasons = ", ".join(sorted({step.reason for step in steps})) or "nothing reaches the gate"
                 raise self._failure(number, _launches(launches), f"{_launches(fused)} ({reasons})")
         elif launches <= fused and not self._lifecycle.launch_raises:
-            raise self._failure(number, _launches(launches), "first sight launches the kernel to compare it")
+            # What the kernel raised, or was about to do, says why.
+            expected = "first sight launches the kernel to compare it"
+            raise self._failure(number, _launches(launches), expected, self._story(trial))
 
     def _story(self, trial: Trial) -> str:
         """What differs when the kernel runs on the cell's own arguments: says more than that it was refused."""
         fusion = trial.fusion
-        assert fusion is not None
+        if fusion is None:
+            return ""
         lines = [str(event) for event in fusion.gate.events]
         with self._around():
             try:

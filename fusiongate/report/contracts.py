@@ -84,6 +84,10 @@ GATE_REASONS = {
         "keeps the reference",
         "call `fusiongate.warm_up(...)` before capturing, and capture again",
     ),
+    Reason.NOT_COMPARABLE: Explained(
+        "the gate could not compare results of this kind: its own shortcoming, and no fault of the kernel's",
+        "read the one warning, or `op.gate.events`, and report it",
+    ),
     Reason.NO_KERNEL: Explained(
         "the kernel could not be built or loaded, or its first load, in a process of its own, failed",
         "run `fusiongate doctor`, and read `op.gate.events` for the compiler's message; then start the process again",

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,6 +26,34 @@ def _draw_a_number(_args: tuple[Any, ...], _result: Tensor) -> None:
 
 def _draw_a_number_on_the_device(args: tuple[Any, ...], _result: Tensor) -> None:
     torch.rand(1, device=tensors_of(args)[0].device)
+
+
+def _draw_a_number_of_python(_args: tuple[Any, ...], _result: Tensor) -> None:
+    random.random()
+
+
+def _draw_a_number_of_numpy(_args: tuple[Any, ...], _result: Tensor) -> None:
+    np.random.rand()  # the generator that all share
+
+
+def _leave_gradients_on(_args: tuple[Any, ...], _result: Tensor) -> None:
+    torch.set_grad_enabled(True)
+
+
+def _leave_another_default_dtype(_args: tuple[Any, ...], _result: Tensor) -> None:
+    torch.set_default_dtype(torch.float64)
+
+
+def _leave_another_number_of_threads(_args: tuple[Any, ...], _result: Tensor) -> None:
+    torch.set_num_threads(torch.get_num_threads() + 1)
+
+
+def _leave_deterministic_algorithms(_args: tuple[Any, ...], _result: Tensor) -> None:
+    torch.use_deterministic_algorithms(not torch.are_deterministic_algorithms_enabled())
+
+
+def _leave_subnormals_flushed(_args: tuple[Any, ...], _result: Tensor) -> None:
+    torch.set_flush_denormal(True)
 
 
 def _raising(_fusion: Fusion) -> Launcher:
@@ -106,6 +136,48 @@ CONDUCT: tuple[Saboteur, ...] = (
         gpus=1,
     ),
     generic(
+        "python-random-state-moved",
+        "the launcher draws one of Python's random numbers",
+        afterwards(_draw_a_number_of_python),
+        declared("random state of Python", *SEEN),
+    ),
+    generic(
+        "numpy-random-state-moved",
+        "the launcher draws one of NumPy's random numbers",
+        afterwards(_draw_a_number_of_numpy),
+        declared("random state of NumPy", *SEEN),
+    ),
+    generic(
+        "gradient-mode-left-changed",
+        "the launcher leaves gradients enabled",
+        afterwards(_leave_gradients_on),
+        declared("changed the gradient mode", *SEEN),
+    ),
+    generic(
+        "flushing-left-changed",
+        "the launcher leaves the thread flushing subnormal numbers",
+        afterwards(_leave_subnormals_flushed),
+        declared("changed the flushing of subnormal numbers", *SEEN),
+    ),
+    generic(
+        "default-dtype-left-changed",
+        "the launcher leaves another default dtype",
+        afterwards(_leave_another_default_dtype),
+        declared("changed the default dtype", *SEEN),
+    ),
+    generic(
+        "threads-left-changed",
+        "the launcher leaves another number of threads",
+        afterwards(_leave_another_number_of_threads),
+        declared("changed the number of threads", *SEEN),
+    ),
+    generic(
+        "deterministic-algorithms-left-changed",
+        "the launcher leaves the switch of deterministic algorithms the other way round",
+        afterwards(_leave_deterministic_algorithms),
+        declared("changed the deterministic algorithms", *SEEN),
+    ),
+    generic(
         "raises-at-launch",
         "the launch fails",
         _raising,
@@ -113,7 +185,7 @@ CONDUCT: tuple[Saboteur, ...] = (
     ),
     generic(
         "raises-later",
-        f"the launch fails from launch {SOON} on",
+        f"the launch fails from launch {SOON} after first sight on",
         later(SOON, _raising),
         declared("too many resources", Detector.RECHECK, matrix="reference (refused)", timing="launches"),
     ),

@@ -62,6 +62,50 @@ def _static_buffer(fusion: Fusion) -> Launcher:
     return launch
 
 
+_RING = 3
+
+
+def _ring_of_buffers(fusion: Fusion) -> Launcher:
+    """Writes its results into a few buffers in turn, so that a later call overwrites what an earlier one returned."""
+    rings: dict[torch.Size, list[Tensor]] = {}
+
+    def launch(*args: Any) -> Tensor:
+        result: Tensor = fusion.fused(*args)
+        ring = rings.setdefault(result.shape, [])
+        buffer = torch.empty_like(result) if len(ring) < _RING else ring.pop(0)
+        ring.append(buffer)
+        return buffer.copy_(result)
+
+    return launch
+
+
+def _past_its_output(fusion: Fusion) -> Launcher:
+    """Writes one element more than its output has."""
+
+    def launch(*args: Any) -> Tensor:
+        result: Tensor = fusion.fused(*args)
+        output = torch.empty_like(result)
+        end = output.storage_offset() + output.numel()
+        if (end + 1) * output.element_size() <= output.untyped_storage().nbytes():
+            output.as_strided((1,), (1,), end).fill_(1.0)
+        return output.copy_(result)
+
+    return launch
+
+
+class _Labelled(Tensor):
+    """A tensor of a class of its own."""
+
+
+def _made_in_inference_mode(fusion: Fusion) -> Launcher:
+    def launch(*args: Any) -> Tensor:
+        with torch.inference_mode():
+            result: Tensor = fusion.fused(*args)
+            return result.clone()
+
+    return launch
+
+
 def _past_the_end(args: tuple[Any, ...], _result: Tensor) -> None:
     """Writes one element after an operand, where the memory there belongs to the same allocation."""
     tensor = tensors_of(args)[0]
@@ -121,7 +165,7 @@ OUTPUTS: tuple[Saboteur, ...] = (
     ),
     generic(
         "dtype-mislabelled-later",
-        f"the result has the right bits under another dtype of the same width, from launch {LATE} on",
+        f"the result has the right bits under another dtype of the same width, from launch {LATE} after first sight on",
         later(LATE, on_result(lambda result: result.view(_SAME_WIDTH[result.dtype]))),
         declared("a recheck found", Detector.RECHECK, timing="dtype differs"),
     ),
@@ -176,13 +220,13 @@ OUTPUTS: tuple[Saboteur, ...] = (
     ),
     generic(
         "rows-changed-later",
-        f"the last operand holds other values afterwards, from launch {SOON} on",
+        f"the last operand holds other values afterwards, from launch {SOON} after first sight on",
         later(SOON, afterwards(_change_last)),
         declared("changed an input", Detector.MATRIX),
     ),
     generic(
         "output-in-its-input-later",
-        f"the result lies in the first operand's memory, from launch {SOON} on",
+        f"the result lies in the first operand's memory, from launch {SOON} after first sight on",
         later(SOON, _first_operand_where_equal),
         declared("shares memory with an input", Detector.MATRIX),
         cell="zeros",
@@ -198,6 +242,36 @@ OUTPUTS: tuple[Saboteur, ...] = (
         "all results of a shape lie in one buffer",
         _static_buffer,
         declared("an earlier call's result", *SEEN),
+    ),
+    generic(
+        "ring-of-output-buffers",
+        f"the results of a shape take turns in {_RING} buffers",
+        _ring_of_buffers,
+        declared("an earlier call's result", *SEEN),
+    ),
+    generic(
+        "output-overrun",
+        "one element after the output is written",
+        _past_its_output,
+        declared("wrote outside of its output", *SEEN),
+    ),
+    generic(
+        "output-of-inference-mode",
+        "the result is made in inference mode, so that nobody may write it later",
+        _made_in_inference_mode,
+        declared("made in inference mode", *SEEN),
+    ),
+    generic(
+        "output-of-a-subclass",
+        "the result is of a class of its own",
+        on_result(lambda result: result.as_subclass(_Labelled)),
+        declared("the result is a _Labelled", *SEEN),
+    ),
+    generic(
+        "output-that-requires-a-gradient",
+        "the result asks for a gradient that nothing gives it",
+        on_result(lambda result: result.requires_grad_()),
+        declared("requires a gradient", *SEEN),
     ),
     Saboteur(
         "references-result-handed-on",

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fusiongate.errors import UsageError
 from fusiongate.gate.fusion import Fusion
+from fusiongate.gate.verification import first_sight_under_way
 
 __all__ = [
     "LATE",
@@ -32,10 +33,10 @@ Launcher = Callable[..., Any]
 Spoil = Callable[[Fusion], Launcher]
 """Gives a wrong launcher in the place of a fusion's."""
 
-SOON = 5
-"""The second launch after a first sight of three."""
-LATE = 50
-"""A launch that no first sight and no cell of the matrix gets to."""
+SOON = 2
+"""The second launch after first sight."""
+LATE = 47
+"""A launch after first sight that no cell of the matrix gets to."""
 
 
 class Detector(StrEnum):
@@ -176,7 +177,7 @@ def afterwards(disturb: Callable[[tuple[Any, ...], Tensor], None]) -> Spoil:
 
 
 def later(number: int, spoil: Spoil) -> Spoil:
-    """Wrong from the launch with this number on, counted from 1."""
+    """Wrong from the launch with this number on, counted from 1 after first sight."""
 
     def from_then_on(fusion: Fusion) -> Launcher:
         wrong = spoil(fusion)
@@ -184,7 +185,7 @@ def later(number: int, spoil: Spoil) -> Spoil:
 
         def launch(*args: Any) -> Any:
             nonlocal launches
-            launches += 1
+            launches += not first_sight_under_way()
             return wrong(*args) if launches >= number else fusion.fused(*args)
 
         return launch

@@ -19,6 +19,9 @@ __all__ = ["VALUES", "spoil_last", "wide_chain"]
 _MANY_ROWS = 64
 _LARGE = 8.0
 _CACHE_LINE = 64
+_TILE = 8
+_BAND = (448.0, 1e30)
+"""Magnitudes from the largest number of an eight-bit float on."""
 
 
 def floating(args: Sequence[Any]) -> list[Tensor]:
@@ -73,6 +76,41 @@ def _has_many_rows(_args: Sequence[Any], result: Tensor) -> bool:
 
 def _is_oddly_aligned(args: Sequence[Any], _result: Tensor) -> bool:
     return any(tensor.data_ptr() % _CACHE_LINE for tensor in floating(args))
+
+
+def _leaves_a_remainder(_args: Sequence[Any], result: Tensor) -> bool:
+    return result.dim() > 1 and result.shape[-2] % _TILE != 0
+
+
+def _clamping(fusion: Fusion) -> Launcher:
+    """Takes numbers that an eight-bit float does not hold for the largest that it does."""
+    low, high = _BAND
+
+    def launch(*args: Any) -> Tensor:
+        def clamped(tensor: Tensor) -> Tensor:
+            outside = (tensor.abs() >= low) & (tensor.abs() < high)
+            return tensor.where(~outside, tensor.sign() * low)
+
+        result: Tensor = fusion.fused(*each(args, clamped))
+        return result
+
+    return launch
+
+
+def _keeping_rows_by_address(fusion: Fusion) -> Launcher:
+    """Prepares its last operand once, and takes what lies at the same address later for the same."""
+    prepared: dict[tuple[int, torch.Size], Tensor] = {}
+
+    def launch(*args: Any) -> Tensor:
+        *others, last = args
+        key = last.data_ptr(), last.shape
+        if key not in prepared:
+            prepared[key] = torch.empty_strided(last.shape, last.stride(), dtype=last.dtype, device=last.device)
+            prepared[key].copy_(last)
+        result: Tensor = fusion.fused(*others, prepared[key])
+        return result
+
+    return launch
 
 
 def _unwritten(written: float) -> Spoil:
@@ -167,6 +205,24 @@ VALUES: tuple[Saboteur, ...] = (
         cell="B2S131D132",
     ),
     generic(
+        "wrong-in-the-remainder",
+        f"with rows that {_TILE} does not divide the last bit is wrong",
+        _wrong_when(_leaves_a_remainder),
+        declared("1 of ", *SEEN),
+    ),
+    generic(
+        "wrong-at-some-magnitudes",
+        "operands from 448 on are taken for 448, up to 1e30",
+        _clamping,
+        declared("elements", *SEEN),
+    ),
+    generic(
+        "rows-kept-by-address",
+        "the last operand is read once for each address at which it lies",
+        _keeping_rows_by_address,
+        declared("elements", *SEEN),
+    ),
+    generic(
         "wrong-at-one-alignment",
         f"with an operand off a multiple of {_CACHE_LINE} bytes the last bit is wrong",
         _wrong_when(_is_oddly_aligned),
@@ -175,13 +231,13 @@ VALUES: tuple[Saboteur, ...] = (
     ),
     generic(
         "wrong-after-first-sight",
-        f"the last bit is wrong from launch {SOON} on",
+        f"the last bit is wrong from launch {SOON} after first sight on",
         later(SOON, on_result(spoil_last)),
         declared("1 of ", Detector.MATRIX, recheck="a recheck found", snapshot="differs", timing="wrong"),
     ),
     generic(
         "wrong-from-the-nth-call",
-        f"the last bit is wrong from launch {LATE} on",
+        f"the last bit is wrong from launch {LATE} after first sight on",
         later(LATE, on_result(spoil_last)),
         declared("a recheck found", Detector.RECHECK, snapshot="differs", timing="wrong"),
     ),

@@ -218,7 +218,7 @@ FAULTS = (
     Fault("loses-the-sign-of-zero", _loses_the_sign_of_zero, "the sign of zero is lost"),
     Fault("flushes-to-zero", _flushes_to_zero, "flush to zero"),
     Fault("clamps", _clamps, "overflow is 'improved'"),
-    Fault("draws", _draws, "the kernel moved the random state of the CPU"),
+    Fault("draws", _draws, "the kernel draws random numbers"),
     Fault("promotes", _promotes, "dtype differs: got float32, expected bfloat16"),
     Fault("transposes", _transposes, "strides differs"),
     Fault("returns-nothing", _returns_nothing, "type differs: got None"),

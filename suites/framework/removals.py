@@ -14,11 +14,11 @@ from fusiongate.comparison import verdicts
 from fusiongate.comparison.bits import as_real, integer_view
 from fusiongate.comparison.contracts import Contract, Exact, outside_of
 from fusiongate.comparison.verdicts import Verdict
-from fusiongate.gate import guarded, probes
+from fusiongate.gate import guarded, probe_values, probes
 from fusiongate.gate import verification as first_sight
-from fusiongate.gate.device_state import Surroundings
 from fusiongate.gate.fusion import Fusion
-from fusiongate.gate.guarded import GuardedOperand, PoisonedAllocations, span_of
+from fusiongate.gate.global_state import GlobalState
+from fusiongate.gate.guarded import GuardedOperand, LaunchGuard, span_of
 from fusiongate.gate.probes import Operands
 
 __all__ = [
@@ -27,6 +27,7 @@ __all__ = [
     "Needed",
     "Patch",
     "aligned_probes",
+    "all_of",
     "compared_as_equal",
     "degenerate",
     "larger_memory_as_an_allocator_hands_it_out",
@@ -35,14 +36,18 @@ __all__ = [
     "no_live_trial",
     "no_metadata",
     "no_probe",
+    "no_ring",
     "normal",
     "nothing",
     "nothing_about",
     "nothing_found",
     "nothing_outside_of_the_contract",
+    "only_normal_numbers",
+    "probes_at_other_addresses",
     "reordered",
     "right",
     "tiny_row",
+    "undisturbed_generators",
     "unwatched",
     "unwatched_device",
 ]
@@ -127,13 +132,16 @@ def no_probe(*, special: bool) -> Patch:
     """The live operands in the place of one of the two probes."""
 
     def patch(monkeypatch: pytest.MonkeyPatch) -> None:
-        redrawn = probes.redrawn
+        def live(args: Any, rng: Any, *layout: Any) -> Operands:
+            return probes.live_copies(args)
 
-        def live(args: Any, generator: torch.Generator, *, special: bool) -> Operands:
-            return probes.live_copies(args) if special is taken else redrawn(args, generator, special=special)
+        def not_refilled(self: Operands, rng: Any, **kind: Any) -> None:
+            pass
 
-        taken = special
-        monkeypatch.setattr(first_sight, "redrawn", live)
+        if special:
+            monkeypatch.setattr(Operands, "refill", not_refilled)
+        else:
+            monkeypatch.setattr(first_sight, "redrawn", live)
 
     return patch
 
@@ -152,36 +160,76 @@ def no_live_trial(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(first_sight, "live_copies", noted)
     monkeypatch.setattr(first_sight.FirstSight, "_try", unless_live)
+    no_ring(monkeypatch)
+
+
+def no_ring(monkeypatch: pytest.MonkeyPatch) -> None:
+    """First sight without the launches that only show whether results lie apart."""
+    monkeypatch.setattr(first_sight.FirstSight, "_try_ring", nothing_found)
 
 
 def aligned_probes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Operands of a probe at whole cache lines, wherever the live ones are."""
     of = GuardedOperand.of
 
-    def aligned(source: Tensor, like: Tensor, shape: tuple[int, ...], strides: tuple[int, ...]) -> GuardedOperand:
-        return of(source, torch.empty(1, device=like.device), shape, strides)
+    def aligned(like: Tensor, *rest: Any) -> GuardedOperand:
+        return of(torch.empty(1, dtype=like.dtype, device=like.device), *rest)
 
     monkeypatch.setattr(GuardedOperand, "of", aligned)
+
+
+def undisturbed_generators(monkeypatch: pytest.MonkeyPatch) -> None:
+    """First sight without a look at the random generators, and at the ops that draw from them."""
+    monkeypatch.setattr(GlobalState, "_generator_states", lambda self: {})
+    monkeypatch.setattr(guarded, "draws", lambda *op: False)
+
+
+def only_normal_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Probes of one kind of numbers, with zeros, subnormals, infinities and NaN among them."""
+
+    def mix(values: Tensor, block: int, generator: torch.Generator) -> None:
+        most = torch.finfo(values.dtype).max
+        probe_values._strew(values, 64, [float("nan"), float("inf"), most, 0.0, -0.0], generator)
+
+    probe_values._pool.cache_clear()
+    monkeypatch.setattr(probe_values, "_mix", mix)
+    monkeypatch.setattr(probe_values, "_pool", probe_values._pool.__wrapped__)
+
+
+def probes_at_other_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fresh memory for each set of numbers."""
+    kept: list[Any] = []
+
+    def elsewhere(self: Operands, rng: Any, *, special: bool = True) -> None:
+        kept.append(self._guards)
+        fresh = probes.live_copies(self.args)
+        self._guards, self.args = fresh._guards, fresh.args
+        filled(self, rng, special=special)
+
+    filled = Operands.refill
+    monkeypatch.setattr(Operands, "refill", elsewhere)
 
 
 def memory_as_an_allocator_hands_it_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """The block that the reference's result has just left, instead of poison."""
     monkeypatch.setattr(guarded, "_wrong_everywhere", lambda expected: integer_view(expected).clone())
+    no_ring(monkeypatch)
 
 
 def larger_memory_as_an_allocator_hands_it_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """Likewise where the kernel allocates more than its output takes."""
-    poison = PoisonedAllocations._poison
+    poison = LaunchGuard._poison
 
-    def left_behind(self: PoisonedAllocations, fresh: Tensor) -> None:
-        expected = self._expected
+    def left_behind(self: LaunchGuard, fresh: Tensor) -> None:
+        (expected,) = self._expected
         if fresh.dtype == expected.dtype and fresh.numel() > expected.numel():
             before = integer_view(as_real(expected)).reshape(-1)
             integer_view(as_real(span_of(fresh)))[: before.numel()] = before
         else:
             poison(self, fresh)
 
-    monkeypatch.setattr(PoisonedAllocations, "_poison", left_behind)
+    monkeypatch.setattr(LaunchGuard, "_poison", left_behind)
+    no_ring(monkeypatch)
 
 
 def nothing(owner: Any, name: str, result: Any = None) -> Patch:
@@ -191,6 +239,16 @@ def nothing(owner: Any, name: str, result: Any = None) -> Patch:
         return result
 
     return lambda monkeypatch: monkeypatch.setattr(owner, name, found)
+
+
+def all_of(*patches: Patch) -> Patch:
+    """Several checks taken out together, of which each would do."""
+
+    def patch(monkeypatch: pytest.MonkeyPatch) -> None:
+        for one in patches:
+            one(monkeypatch)
+
+    return patch
 
 
 def nothing_about(words: str, owner: Any, name: str) -> Patch:
@@ -254,7 +312,7 @@ def nothing_outside_of_the_contract(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def unwatched(words: str) -> Patch:
     """What is around a launch, watched but for what is told in these words."""
-    return nothing_about(words, Surroundings, "disturbance")
+    return nothing_about(words, GlobalState, "fault")
 
 
 class _AnyDevice(int):
@@ -266,10 +324,10 @@ class _AnyDevice(int):
 
 def unwatched_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """Likewise but for the current device; what is asked after that still is."""
-    init = Surroundings.__init__
+    note = GlobalState.note
 
-    def blind(self: Surroundings, device: torch.device) -> None:
-        init(self, device)
+    def blind(self: GlobalState) -> None:
+        note(self)
         self._current = _AnyDevice(self._current)
 
-    monkeypatch.setattr(Surroundings, "__init__", blind)
+    monkeypatch.setattr(GlobalState, "note", blind)

@@ -9,20 +9,7 @@ import pytest
 import torch
 
 from fusiongate.gate import device_state as surroundings
-from fusiongate.gate.device_state import Surroundings, capturing, device_of, excuse, is_out_of_memory, is_poisoned
-
-
-def test_the_random_state_is_watched_and_restored() -> None:
-    torch.manual_seed(3)
-    around = Surroundings(torch.device("cpu"))
-    assert around.disturbance() is None
-
-    first = torch.rand(2)
-    assert ("random-state", "the kernel moved the random state of the CPU") == around.disturbance()
-    around.restore()
-
-    assert around.disturbance() is None
-    assert torch.equal(first, torch.rand(2))
+from fusiongate.gate.device_state import capturing, device_of, excuse, is_out_of_memory, is_poisoned
 
 
 def test_the_host_s_allocator_runs_out_of_memory_too() -> None:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fusiongate.gate.guarded import GuardedOperand, PoisonedAllocations, span_of, storage_range
+from fusiongate.gate.guarded import GuardedOperand, LaunchGuard, span_of, storage_range
 from fusiongate.gate.signatures import alignment
 
 from .planted import same_bits
@@ -17,7 +17,7 @@ DTYPES = [torch.bfloat16, torch.float16, torch.float32, torch.float64, torch.int
 
 
 def guarded(tensor: Tensor) -> GuardedOperand:
-    return GuardedOperand.of(span_of(tensor), tensor, tuple(tensor.shape), tensor.stride())
+    return GuardedOperand.of(tensor, tensor.shape, tensor.stride(), lambda _: span_of(tensor))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -71,7 +71,7 @@ def test_a_write_into_the_operand_is_a_change(index: int) -> None:
 def test_a_write_into_a_gap_of_the_operand_is_a_change() -> None:
     """Between strided rows lies other live data."""
     guard = guarded(torch.zeros(4, 6, 8)[:, 0])
-    guard.span[10] = 1.0
+    guard.memory[10] = 1.0
 
     assert guard.changed()
 
@@ -105,7 +105,7 @@ def test_the_live_tensor_is_never_touched() -> None:
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.complex64], ids=str)
 def test_an_output_begins_wrong_in_every_element(allocate: object, dtype: torch.dtype) -> None:
     expected = (torch.randn(5, 7) * 3).to(dtype)
-    poison = PoisonedAllocations(expected)
+    poison = LaunchGuard((expected,))
     with poison:
         actual = allocate(expected)  # type: ignore[operator]
 
@@ -113,7 +113,7 @@ def test_an_output_begins_wrong_in_every_element(allocate: object, dtype: torch.
     assert not torch.any(
         held.reshape(35, -1).eq(expected.view(held.dtype).reshape(35, -1)).all(1),
     )
-    told = poison.poison()
+    told = poison.poison(actual, expected)
     if dtype == torch.complex64:
         assert told is None
     elif dtype != torch.bool:
@@ -125,7 +125,7 @@ def test_an_output_begins_wrong_in_every_element(allocate: object, dtype: torch.
 def test_where_nan_is_expected_an_output_begins_as_neither_nan_nor_zero(pattern: int) -> None:
     """A kernel that swallows NaN writes zero there; that must not pass for memory that it did not write."""
     expected = torch.tensor([pattern - (1 << 16) if pattern >> 15 else pattern], dtype=torch.int16).view(torch.bfloat16)
-    with PoisonedAllocations(expected):
+    with LaunchGuard((expected,)):
         actual = torch.empty_like(expected)
 
     assert actual.isfinite().all()
@@ -133,7 +133,7 @@ def test_where_nan_is_expected_an_output_begins_as_neither_nan_nor_zero(pattern:
 
 
 def test_memory_of_another_shape_begins_as_nan() -> None:
-    with PoisonedAllocations(torch.zeros(4, 4)):
+    with LaunchGuard((torch.zeros(4, 4),)):
         scratch = torch.empty(3, 2)
 
     assert scratch.isnan().all()
@@ -142,7 +142,7 @@ def test_memory_of_another_shape_begins_as_nan() -> None:
 def test_an_output_in_memory_of_another_shape_is_known_to_have_held_ones() -> None:
     """Until that memory is handed out again, as an output of the expected shape."""
     expected = torch.randn(4, 4)
-    poison = PoisonedAllocations(expected)
+    poison = LaunchGuard((expected,))
     with poison:
         inside = torch.empty(100)[:16].view(4, 4)
         flat = torch.empty(16).view(4, 4)
@@ -151,15 +151,15 @@ def test_an_output_in_memory_of_another_shape_is_known_to_have_held_ones() -> No
         poison._poison(larger.resize_(4, 4))
 
     for output in (inside, flat, own, larger):
-        told = poison.poison(output)
+        told = poison.poison(output, expected)
         assert told is not None
         assert same_bits(told, output)
-    assert poison.poison(None) is not None
-    assert PoisonedAllocations(expected.to_sparse()).poison(expected) is None
+    assert poison.poison(None, expected) is not None
+    assert LaunchGuard((expected,)).poison(expected, expected.to_sparse()) is None
 
 
 def test_empty_allocations_are_left_alone() -> None:
-    with PoisonedAllocations(torch.zeros(4)):
+    with LaunchGuard((torch.zeros(4),)):
         assert 0 == torch.empty(0).numel()
 
 

@@ -23,8 +23,8 @@ from fusiongate.gate import (
 from fusiongate.gate import (
     verification as first_sight,
 )
-from fusiongate.gate.device_state import Surroundings
 from fusiongate.gate.fusion import Fusion
+from fusiongate.gate.global_state import GlobalState
 from fusiongate.gate.policies import Every, Policy
 from fusiongate.gate.states import State
 from fusiongate.sabotage import Detector, saboteur
@@ -34,6 +34,7 @@ from .removals import (
     SMALL,
     Needed,
     aligned_probes,
+    all_of,
     compared_as_equal,
     degenerate,
     larger_memory_as_an_allocator_hands_it_out,
@@ -41,14 +42,18 @@ from .removals import (
     no_live_trial,
     no_metadata,
     no_probe,
+    no_ring,
     normal,
     nothing,
     nothing_about,
     nothing_found,
     nothing_outside_of_the_contract,
+    only_normal_numbers,
+    probes_at_other_addresses,
     reordered,
     right,
     tiny_row,
+    undisturbed_generators,
 )
 
 
@@ -87,7 +92,10 @@ FIRST_SIGHT = [
     Needed("alignment of the probes", aligned_probes, "wrong-at-one-alignment", lambda: off_a_cache_line(*LARGE)),
     Needed("canary", nothing(guarded.GuardedOperand, "overrun", False), "operand-overrun", lambda: normal(*LARGE)),
     Needed(
-        "unchanged inputs", nothing(guarded.GuardedOperand, "changed", False), "rows-changed", lambda: normal(*LARGE)
+        "unchanged inputs",
+        all_of(nothing(guarded.GuardedOperand, "changed", False), no_ring),
+        "rows-changed",
+        lambda: normal(*LARGE),
     ),
     Needed(
         "aliasing an input",
@@ -103,16 +111,30 @@ FIRST_SIGHT = [
     ),
     Needed(
         "aliasing the reference's result",
-        nothing_about("the reference's result", first_sight.FirstSight, "_aliasing"),
+        all_of(nothing_about("the reference's result", first_sight.FirstSight, "_aliasing"), no_ring),
         "references-result-handed-on",
         lambda: normal(*LARGE),
     ),
     Needed(
         "random state",
-        nothing_about("random state of the CPU", Surroundings, "disturbance"),
+        undisturbed_generators,
         "random-state-moved",
         lambda: normal(*LARGE),
     ),
+    Needed(
+        "the process's random states",
+        nothing(GlobalState, "_generator_states", {}),
+        "numpy-random-state-moved",
+        lambda: normal(*LARGE),
+    ),
+    Needed("settings", nothing(GlobalState, "_put_back", {}), "threads-left-changed", lambda: normal(*LARGE)),
+    Needed("same memory again", probes_at_other_addresses, "rows-kept-by-address", lambda: normal(*LARGE)),
+    Needed("several results", no_ring, "ring-of-output-buffers", lambda: normal(*LARGE)),
+    Needed(
+        "canary of the output", nothing(guarded.LaunchGuard, "overrun", False), "output-overrun", lambda: normal(*LARGE)
+    ),
+    Needed("class and flags", nothing(first_sight, "unlike"), "output-of-inference-mode", lambda: normal(*LARGE)),
+    Needed("any magnitude", only_normal_numbers, "wrong-at-some-magnitudes", lambda: normal(*LARGE)),
     Needed("bits", compared_as_equal, "last-bit-off", lambda: normal(*LARGE)),
     Needed("dtype", no_metadata("dtype"), "dtype-mislabelled", lambda: normal(*LARGE)),
     Needed("shape", no_metadata("shape"), "another-shape", lambda: normal(*LARGE)),
@@ -157,7 +179,8 @@ def test_without_many_small_probes_a_scalar_op_is_hardly_tried(monkeypatch: pyte
     wide = saboteur("whole-chain-wide")
     assert not wide.apply(right()).verify(*args).ok
     monkeypatch.setattr(first_sight.FirstSight, "_try_many", nothing_found)
-    monkeypatch.setattr(first_sight, "redrawn", lambda args, generator, special: probes.live_copies(args))
+    nothing(probes.Operands, "refill")(monkeypatch)
+    monkeypatch.setattr(first_sight, "redrawn", lambda args, *_: probes.live_copies(args))
     assert wide.apply(right()).verify(*args).ok
 
 
@@ -173,7 +196,7 @@ def test_without_one_kind_of_metadata_the_comparison_only_breaks_down(
     assert words in str(one.apply(right()).verify(*normal(*LARGE)))
     no_metadata(kind)(monkeypatch)
     verdict = one.apply(right()).verify(*normal(*LARGE))
-    assert "raised" == verdict.reason
+    assert "not-comparable" == verdict.reason
     assert words not in str(verdict)
 
 
@@ -245,3 +268,19 @@ def test_without_a_look_at_the_device_its_loss_is_one_more_refusal(monkeypatch: 
     op = fatal.apply(right())
     op(*args)
     assert State.REFUSED == op.standing(*args)
+
+
+def test_without_the_bucket_s_other_rows_a_verdict_covers_launches_that_never_ran(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where no row is left over, a kernel that gets those wrong is right."""
+
+    def bucket(x: Tensor, *rows: Tensor) -> tuple[int, ...]:
+        return x.shape[0], x.shape[1].bit_length(), x.shape[2]
+
+    wrong, args = saboteur("wrong-in-the-remainder"), normal(*LARGE)
+    assert "bits" == wrong.apply(right(signature=bucket)).verify(*args).reason
+    nothing(first_sight, "sharing", [])(monkeypatch)
+    op = wrong.apply(right(signature=bucket))
+    assert op.verify(*args).ok
+    assert "verified" == op.explain(*normal(1, 129, 512)).reason

@@ -9,7 +9,7 @@ import torch
 
 from fusiongate.comparison.verdicts import Verdict
 from fusiongate.gate import verification as first_sight
-from fusiongate.gate.device_state import Surroundings
+from fusiongate.gate.global_state import GlobalState
 from fusiongate.sabotage import saboteur
 
 from .removals import LARGE, normal, nothing, right, unwatched, unwatched_device
@@ -30,8 +30,7 @@ def simulated(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     monkeypatch.setattr(torch.cuda, "set_stream", set_stream)
     monkeypatch.setattr(torch.cuda, "Stream", lambda device: object())
     monkeypatch.setattr(torch.cuda, "get_rng_state", lambda device: torch.zeros(1))
-    monkeypatch.setattr(torch.cuda, "set_rng_state", lambda state, device: None)
-    monkeypatch.setattr(first_sight, "Surroundings", lambda device: Surroundings(torch.device("cuda", 0)))
+    monkeypatch.setattr(first_sight, "GlobalState", lambda device: GlobalState(torch.device("cuda", 0)))
     return gpus
 
 
@@ -66,6 +65,6 @@ def test_without_its_end_a_first_sight_leaves_behind_what_a_kernel_changed(
     before = current()
     verified(name)
     assert before == current()
-    nothing(Surroundings, "restore")(monkeypatch)
+    nothing(GlobalState, "_make_current_again")(monkeypatch)
     verified(name)
     assert before != current()

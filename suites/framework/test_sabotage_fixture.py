@@ -90,7 +90,7 @@ def test_a_saboteur_that_nobody_knows_is_one_line(project: Project) -> None:
 
 
 def test_a_gate_that_verifies_anything_fails_the_test(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
-    credulous = lambda self, expected: Verdict(True, "equal", Exact(), expected.numel())
+    credulous = lambda self, expected: Verdict(True, "equal", Exact(), expected[0].numel())
     monkeypatch.setattr(FirstSight, "verdict", credulous)
     prepare(project, CHECKED)
     result = project.run("--fusiongate-device=host", "-k", "last-bit-off")
