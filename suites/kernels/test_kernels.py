@@ -154,7 +154,7 @@ def test_the_statistic_is_equal_over_thousands_of_rows(name: str) -> None:
 def test_a_norm_on_the_cpu_sums_in_another_order(name: str) -> None:
     """So the gate refuses the host build there: a real refusal. Its statistic differs on a part of the rows."""
     eager = getattr(fg.kernels, name).reference
-    args = (*operands(2, 600, 128), EPS)
+    args = (*operands(2, 2000, 512), EPS)
     with fresh(name) as op:
         at_site = op.with_reference(eager, name="a site on the CPU")
         for _ in range(2):
