@@ -103,7 +103,7 @@ def test_a_setting_that_another_thread_changes_is_that_thread_s() -> None:
 DRAWS: dict[str, Callable[[], object]] = {
     "of Python": random.random,
     "of NumPy": np.random.rand,
-    "of the CPU": lambda: torch.default_generator.manual_seed(torch.randint(1 << 30, ()).item()),
+    "of the CPU": lambda: torch.default_generator.manual_seed(int(torch.randint(1 << 30, ()))),
 }
 
 

@@ -479,6 +479,11 @@ def test_several_outputs_are_all_compared() -> None:
     assert {("reference", "first-sight"): 1, ("fused", "verified"): 1} == op.counters
 
 
+def _one_memory(x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+    total = x + residual
+    return total, total
+
+
 TUPLES: dict[str, tuple[Callable[..., Any], str]] = {
     "second wrong": (
         lambda x, r: (x + r, norm_and_residual(x, r)[1] + 1),
@@ -489,10 +494,7 @@ TUPLES: dict[str, tuple[Callable[..., Any], str]] = {
     "one only": (lambda x, r: norm_and_residual(x, r)[0], "the kernel gives 1 output, the reference 2 outputs"),
     "nothing": (lambda x, r: None, "the kernel gives 1 output, the reference 2 outputs"),
     "a list": (lambda x, r: list(norm_and_residual(x, r)), "the kernel gives 1 output, the reference 2 outputs"),
-    "one memory for both": (
-        lambda x, r: (lambda both: (both[0], both[0]))(norm_and_residual(x * 0, r * 0)),
-        "two outputs of the kernel share memory",
-    ),
+    "one memory for both": (_one_memory, "two outputs of the kernel share memory"),
     "second unwritten": (lambda x, r: (x + r, torch.empty_like(x)), "output 2 of 2: "),
     "second of another dtype": (
         lambda x, r: (x + r, norm_and_residual(x, r)[1].float()),
@@ -639,7 +641,9 @@ def test_a_reference_that_writes_what_is_not_named_is_told_so() -> None:
     op, (x, residual) = fusion(added, reference=added), pair()
 
     assert same_bits(op(x, residual.clone()), (residual + x) * 2)
-    assert "the reference writes its argument `residual`: expected mutates_args= to name it" in op.gate.events[-1].message
+    assert (
+        "the reference writes its argument `residual`: expected mutates_args= to name it" in op.gate.events[-1].message
+    )
 
 
 def test_a_written_argument_that_another_one_overlaps_takes_the_reference() -> None:
@@ -687,7 +691,9 @@ def test_the_gate_s_own_failure_is_not_the_kernel_s(monkeypatch: pytest.MonkeyPa
     op(x)
 
     assert {("reference", "first-sight"): 1, ("reference", "not-comparable"): 1} == op.counters
-    assert "the gate cannot compare results of this kind, which is no fault of the kernel's" in op.gate.events[-1].message
+    assert (
+        "the gate cannot compare results of this kind, which is no fault of the kernel's" in op.gate.events[-1].message
+    )
 
 
 @pytest.mark.parametrize("strides", [(1 << 26,), (1 << 25, 1), (1, 1 << 25)], ids=str)
