@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 
 import pytest
 
-__all__ = ["Cause", "cause_of", "causes", "key_of"]
+__all__ = ["FLAKY", "REPEATED", "Cause", "cause_of", "causes", "key_of"]
 
 T = TypeVar("T")
 
@@ -21,6 +21,9 @@ _FIELD = re.compile(r"^\s+(?P<name>hint|happened|expected): (?P<text>.*)$", re.M
 _REFUSED = re.compile(r"\(reason: (?P<reason>[\w-]+)\)")
 # Dtypes are left out with the numbers: one missing rounding is the same in each of them.
 _VARYING = re.compile(r"\bb?float\d+\b|\d[\d,.]*")
+
+FLAKY = "flaky: green when it was tried again, and red at first: "
+"""What the message of a test begins with that was red in an earlier attempt alone."""
 
 REPEATED = "fusiongate_repeats_a_cause"
 """The attribute of a report whose cause an earlier one has told."""
@@ -55,6 +58,8 @@ def cause_of(message: str) -> str:
     told: dict[str, str] = {}
     for found in _FIELD.finditer(message):
         told.setdefault(found["name"], found["text"])
+    if message.startswith(FLAKY):
+        return f"flaky: {cause_of(message.removeprefix(FLAKY))}"
     if "hint" in told:
         return told["hint"]
     if "happened" not in told:

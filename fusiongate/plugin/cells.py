@@ -6,8 +6,10 @@ collect the same; a cell that this machine cannot run is skipped as *not run*, w
 
 from __future__ import annotations
 
+import inspect
 import time
-from collections.abc import Callable, Iterator, Mapping
+import unittest
+from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import pytest
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["FusionCase", "fusion_case"]
 
 _MARKER: Final = "fusion_matrix"
+_UNCHECKED: Final = "the test did not call fusion_case.check()"
 
 T = TypeVar("T")
 
@@ -34,14 +37,15 @@ T = TypeVar("T")
 class FusionCase:
     """One cell with its operands made: what the fixture ``fusion_case`` gives a test."""
 
-    __slots__ = ("_item", "_matrix", "_prepared", "_recorded", "_selected", "_started", "cell")
+    __slots__ = ("_checked", "_item", "_matrix", "_prepared", "_recorded", "_selected", "_started", "cell")
 
-    def __init__(self, item: pytest.Item, matrix: Matrix, cell: Cell, selected: Selected) -> None:
+    def __init__(self, item: pytest.Item, matrix: Matrix, cell: Cell, selected: Selected, checked: bool) -> None:
         self.cell = cell
         """The cell as data."""
         self._item = item
         self._matrix = matrix
         self._selected = selected
+        self._checked = checked
         self._recorded = False
         self._started = time.perf_counter()
         self._prepared: PreparedCell | None = None
@@ -92,10 +96,20 @@ class FusionCase:
         self._record({**result.to_json(), **compared})
         return result
 
+    def require_check(self) -> None:
+        """Fail a test that has ended without a check, unless its marker says ``checked=False``."""
+        if self._checked and not self._recorded:
+            self._record(self._without_result("unchecked", _UNCHECKED))
+            pytest.fail(
+                f"unchecked: {_UNCHECKED}, and proves nothing of its cell: call it, or write checked=False in the "
+                f"marker if the test's own assertions are meant",
+                pytrace=False,
+            )
+
     def close(self) -> None:
         """Record a test that ended without a check, and let go of the operands."""
         if not self._recorded:
-            self._record(self._without_result("unchecked", "the test did not call fusion_case.check()"))
+            self._record(self._without_result("unchecked", _UNCHECKED))
         self._ready.close()
 
     def _told(self, step: Callable[[], T], result: CellResult | None = None) -> T:
@@ -144,7 +158,8 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers",
         f"{_MARKER}(subject, inputs=fusiongate.ADALN, sizes=..., must_fuse=['row-broadcast', 'strided-unbind']): "
-        f"run the test once for each cell of the subject's matrix; the cell is the fixture fusion_case",
+        f"run the test once for each cell of the subject's matrix; the cell is the fixture fusion_case. checked=False: "
+        f"a test need not call its check()",
     )
 
 
@@ -163,7 +178,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         matrix = _matrix(metafunc.definition.nodeid, marker)
         cells += [
             pytest.param(
-                (matrix, cell),
+                (matrix, cell, marker.kwargs.get("checked", True)),
                 id=cell.id if len(markers) == 1 else f"{cell.subject}-{cell.id}",
                 marks=[pytest.mark.alone] if matrix.fills_memory(cell) else [],
             )
@@ -176,9 +191,31 @@ def _matrix(test: str, marker: pytest.Mark) -> Matrix:
     from fusiongate.matrix import Matrix
 
     try:
-        return Matrix(*marker.args, **marker.kwargs)
+        return Matrix(*marker.args, **{name: value for name, value in marker.kwargs.items() if name != "checked"})
     except (FusiongateError, TypeError) as error:
         raise pytest.Collector.CollectError(f"{test}: @pytest.mark.{_MARKER}: {error}") from error
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Refuse a method of a ``unittest.TestCase``, of which unittest makes no test a cell."""
+    if not (isinstance(item, pytest.Function) and item.cls and issubclass(item.cls, unittest.TestCase)):
+        return
+    if item.get_closest_marker(_MARKER) or "fusion_case" in inspect.signature(item.obj).parameters:
+        pytest.fail(
+            f"@pytest.mark.{_MARKER} and the fixture fusion_case make a test a cell, and a method of "
+            f"unittest.TestCase can be neither parametrised nor given a fixture: write a function, or a class without "
+            f"unittest.TestCase",
+            pytrace=False,
+        )
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
+    """Let no cell pass whose test has not checked it."""
+    yield
+    case = getattr(item, "funcargs", {}).get("fusion_case")
+    if isinstance(case, FusionCase):
+        case.require_check()
 
 
 @pytest.fixture
@@ -186,7 +223,7 @@ def fusion_case(request: pytest.FixtureRequest) -> Iterator[FusionCase]:
     """One cell of the marker's matrix, on a fresh gate: call ``check()``, or use ``args`` and ``expected``."""
     if not hasattr(request, "param"):
         pytest.fail(f"fusion_case needs a matrix: mark the test with @pytest.mark.{_MARKER}(op)", pytrace=False)
-    matrix, cell = request.param
-    case = FusionCase(request.node, matrix, cell, select(request.config))
+    matrix, cell, checked = request.param
+    case = FusionCase(request.node, matrix, cell, select(request.config), checked)
     yield case
     case.close()

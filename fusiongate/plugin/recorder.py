@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,11 +17,11 @@ from fusiongate.io import link, write_text
 from fusiongate.platforms import Environment
 
 from . import session_checks as judgement
-from .causes import REPEATED, Cause, causes, key_of
+from .causes import FLAKY, REPEATED, Cause, causes, key_of
 from .device_health import Poisoning, poisoning
 from .options import is_worker, options
 from .paths import record_tables
-from .rows import observations
+from .rows import Observation, observations
 
 __all__ = ["RECORDER", "Failure", "Recorder"]
 
@@ -65,8 +65,10 @@ class Recorder:
         self.candidates: list[str] = []
         self.tables: dict[Path, int] = {}
         self.poisonings: list[Poisoning] = []
+        self.flaky: list[str] = []
         self.unstarted: list[str] = []
         self._causes: set[str] = set()
+        self._first_attempts: dict[str, str] = {}
         self._collected: set[str] = set()
         self._reported: set[str] = set()
 
@@ -90,24 +92,42 @@ class Recorder:
         if lost is not None and lost.test not in {known.test for known in self.poisonings}:
             self.poisonings.append(lost)
         brought = observations(report)
+        # As pytest-rerunfailures marks the report of an attempt that another follows: its cells come again.
+        tried_again = str(report.outcome) == "rerun"
+        if report.passed and report.when == "call" and report.nodeid in self._first_attempts:
+            brought = self._flaky(report, brought)
         for observation in brought:
             if observation.kind == "run":
                 if observation.environment in self.environments:
                     continue
                 self.environments[observation.environment] = Environment.from_json(observation.payload)
             elif observation.kind == "cell":
-                self.cells.append({**observation.payload, "subject": observation.subject})
+                if not tried_again:
+                    self.cells.append({**observation.payload, "subject": observation.subject})
             elif candidate := observation.payload.get("candidate"):
                 self.candidates.append(candidate)
             self._append(observation.kind, observation.subject, observation.environment, observation.payload)
+        if brought and tried_again:
+            self._first_attempts.setdefault(report.nodeid, _message(brought, report))
         if brought and report.failed:
             path, line, _ = report.location
-            message = next((o.payload["message"] for o in brought if "message" in o.payload), report.longreprtext)
+            message = _message(brought, report)
             key = key_of(message)
             setattr(report, REPEATED, key in self._causes)
             self._causes.add(key)
             crash = getattr(report.longrepr, "reprcrash", None)
             self.failures.append(Failure(report.nodeid, path, (line or 0) + 1, message, crash))
+
+    def _flaky(self, report: pytest.TestReport, brought: list[Observation]) -> list[Observation]:
+        """Turn a test red that was red in an earlier attempt, and the rows that it brings."""
+        story = FLAKY + self._first_attempts[report.nodeid]
+        self.flaky.append(report.nodeid)
+        report.outcome, report.longrepr = "failed", story
+        red = {"outcome": "red", "reason": story.splitlines()[0], "message": story}
+        return [
+            one if one.kind in ("run", "timing") else replace(one, payload={**one.payload, **red, "story": story})
+            for one in brought
+        ]
 
     @property
     def causes(self) -> list[Cause[Failure]]:
@@ -138,6 +158,7 @@ class Recorder:
                 self.tables = record_tables(self.cells, self.config.rootpath)
             except SnapshotError as error:
                 self.complaints.append(str(error))
+        self.complaints += judgement.flaky(self.flaky)
         self.complaints += judgement.unheld(self.cells, self.candidates)
         self.complaints += judgement.unlaunched(self.cells, require_fused=options(self.config).require_fused)
         if self.complaints and exitstatus == pytest.ExitCode.OK:
@@ -153,6 +174,10 @@ class Recorder:
                 f"fusiongate: {error}; --fusiongate-ledger=PATH puts the ledger elsewhere",
                 returncode=pytest.ExitCode.USAGE_ERROR,
             )
+
+
+def _message(brought: Sequence[Observation], report: pytest.TestReport) -> str:
+    return next((o.payload["message"] for o in brought if "message" in o.payload), report.longreprtext)
 
 
 RECORDER: Final = pytest.StashKey[Recorder]()

@@ -8,7 +8,7 @@ from typing import Any
 
 from fusiongate.io import counted
 
-__all__ = ["cell_name", "ended", "shortened", "unheld", "unlaunched", "unreported"]
+__all__ = ["cell_name", "ended", "flaky", "shortened", "unheld", "unlaunched", "unreported"]
 
 _NAMES = 5
 
@@ -83,6 +83,13 @@ def unreported(collected: AbstractSet[str], reported: AbstractSet[str]) -> list[
     were, them = ("was", "it") if len(silent) == 1 else ("were", "them")
     told = f"{counted(len(silent), 'test')} {were} collected and never reported, so nothing is known of {them}"
     return [f"{told}: {shortened(silent)}"]
+
+
+def flaky(tests: Sequence[str]) -> list[str]:
+    """Complain of tests that were red and became green when they were tried again."""
+    if not tests:
+        return []
+    return [f"{counted(len(tests), 'test')} flaky, red at first and green when tried again: {shortened(tests)}"]
 
 
 def ended(causes: Iterable[object], unstarted: Sequence[str]) -> list[str]:

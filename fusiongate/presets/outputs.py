@@ -84,7 +84,8 @@ def command_preset(
 
     # Another process finds it in the module that declares it, which is the caller's.
     module = sys._getframe(1).f_globals.get("__name__", "__main__")
-    return declared(name, steps, sizes=sizes, devices=devices, needs=(), module=module)
+    # What the program's gates do is not seen from here: its digests alone are held.
+    return declared(name, steps, sizes=sizes, devices=devices, needs=(), module=module, fused=False)
 
 
 def decode(path: Path) -> Iterator[tuple[str, Tensor]]:

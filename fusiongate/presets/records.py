@@ -169,7 +169,7 @@ class PresetRecord:
         found = []
         for label, arm in (("fused", self.fused), ("reference", self.reference)):
             if all(0 in tensor.shape for tensors in arm.values() for tensor in tensors.values()):
-                found.append(f"{label} arm: every tensor is empty")
+                found.append(f"empty: every tensor of the {label} arm is without elements; yield what kernels write")
             for step, tensors in arm.items():
                 for name, tensor in tensors.items():
                     where = f"{label} arm, step {step!r}, tensor {name!r}"

@@ -128,6 +128,8 @@ class Preset:
     """The module that declares it; importing it in another process declares it there."""
     file: Path | None
     """That module's file."""
+    fused: bool = True
+    """Whether a call of it has to be fused, or it proves nothing."""
 
     def __repr__(self) -> str:
         return f"Preset({self.name!r})"
@@ -143,6 +145,7 @@ def preset(
     sizes: Sequence[Size] = ("tiny",),
     devices: Sequence[str] = ("cpu", "cuda"),
     needs: Iterable[str] = (),
+    fused: bool = True,
 ) -> Callable[[Callable[[Run], Steps]], Preset]:
     """Declare a generator function to be a preset.
 
@@ -156,6 +159,8 @@ def preset(
         The kinds of device that it runs on.
     needs
         Modules that have to be installed; without them it is *not run*.
+    fused
+        Whether a kernel has to give at least one result of it; ``False`` where the digests of eager alone are meant.
 
     Raises
     ------
@@ -164,7 +169,7 @@ def preset(
     """
 
     def declare(steps: Callable[[Run], Steps]) -> Preset:
-        return declared(name, steps, sizes=sizes, devices=devices, needs=needs, module=steps.__module__)
+        return declared(name, steps, sizes=sizes, devices=devices, needs=needs, fused=fused, module=steps.__module__)
 
     return declare
 
@@ -177,6 +182,7 @@ def declared(
     devices: Sequence[str],
     needs: Iterable[str],
     module: str,
+    fused: bool = True,
 ) -> Preset:
     """Enter a preset into the registry.
 
@@ -190,7 +196,9 @@ def declared(
     if not sizes or not set(sizes) <= {"tiny", "real"}:
         raise UsageError(f"preset {name!r}: sizes are {tuple(sizes)!r}; expected 'tiny', 'real' or both")
     origin = getattr(sys.modules.get(module), "__file__", None)
-    made = Preset(name, steps, tuple(sizes), tuple(devices), tuple(needs), module, Path(origin) if origin else None)
+    made = Preset(
+        name, steps, tuple(sizes), tuple(devices), tuple(needs), module, Path(origin) if origin else None, fused
+    )
     known = PRESETS.get(name)
     # The same file can be loaded under two names, from the checkout and as an installed package.
     if known is not None and (known.file is None or known.file != made.file):

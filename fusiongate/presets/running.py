@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib.util
 import time
 from collections import Counter
@@ -16,9 +17,9 @@ from fusiongate.comparison.digests import digest
 from fusiongate.errors import UsageError
 from fusiongate.gate.device_state import wait_for
 from fusiongate.gate.fusion import Fusion
+from fusiongate.gate.states import Reason
 from fusiongate.jit import source_hash
 from fusiongate.platforms import environment
-from fusiongate.scanning.rewire import RewiredSite
 
 from .records import ArmRecord, PresetRecord, TensorRecord
 from .registry import Arm, Preset, Run, Size, Steps
@@ -62,7 +63,7 @@ class ArmRun:
     seconds: float
     """From the first step's beginning to the last one's end, digesting left out."""
     sites: tuple[SiteCount, ...]
-    """The sites of the models that were rewired; none in the reference's arm."""
+    """The sites of the models that were rewired, then every other fusion that was called; none without kernels."""
 
     def calls(self) -> Counter[str]:
         """The calls of all sites by ``path (reason)``."""
@@ -79,11 +80,26 @@ class PresetRun:
     """The arm with kernels."""
     reference: ArmRun
     """The arm without."""
+    must_fuse: bool = True
+    """Whether a call had to be fused."""
 
     def faults(self) -> list[str]:
         """Why this run proves nothing about its kernels, one sentence each; empty where it does."""
-        refused = [f"the gate at {site.name} {site.refused}" for site in self.fused.sites if site.refused is not None]
-        return self.record.faults() + refused
+        refused = [
+            f"the gate at {site.name} {site.refused}\n"
+            f"  If the kernel is not meant for these arguments, let its declines say so"
+            for site in self.fused.sites
+            if site.refused is not None
+        ]
+        found = self.record.faults() + refused
+        calls = self.fused.calls()
+        if self.must_fuse and not refused and not any(call.startswith("fused ") for call in calls):
+            told = ", ".join(f"{count} × {call}" for call, count in calls.items()) or "no fusion was called"
+            found.append(
+                f"nothing fused: no call took a kernel ({told}); mount kernels and call each signature at least twice, "
+                f"or declare the preset with fused=False if the digests of eager alone are meant"
+            )
+        return found
 
 
 def usual_ops(device: torch.device | str) -> tuple[Fusion, ...]:
@@ -181,6 +197,7 @@ def run_arm(
     run = Run(size=size, seed=seed, device=device, arm=arm, ops=chosen)
     steps: dict[str, dict[str, TensorRecord]] = {}
     seconds = 0.0
+    counts = _Counts() if arm == "fused" else None
     generator = steps_of(preset, run)
     while True:
         started = time.perf_counter()
@@ -191,23 +208,59 @@ def run_arm(
         wait_for(device)
         seconds += time.perf_counter() - started
         steps[name] = _digested(preset, name, tensors)
-    sites = tuple(
-        SiteCount(
-            site.name,
-            site.kind,
-            site.reason,
-            {f"{path} ({reason})": count for (path, reason), count in sorted(site.counters.items())},
-            _refusal(site),
-        )
-        for report in run.reports
-        for site in report.sites
-    )
-    return ArmRun(steps, seconds, sites)
+        if counts is not None:
+            # While the preset still holds its models: the fusions that it has mounted end with them.
+            counts.look()
+    return ArmRun(steps, seconds, () if counts is None else tuple(counts.sites(run)))
 
 
-def _refusal(site: RewiredSite) -> str | None:
-    events = [] if site.fusion is None else site.fusion.gate.events
-    return next((str(event) for event in events if event.kind == "refused"), None)
+class _Counts:
+    """What each fusion of this process was called for since now, whoever mounted it."""
+
+    def __init__(self) -> None:
+        self._before = {id(fusion): (fusion, *_counted(fusion)) for fusion in _fusions()}
+        self._seen: dict[int, Fusion] = {}
+
+    def look(self) -> None:
+        """Keep every fusion that there is now."""
+        self._seen |= {id(fusion): fusion for fusion in _fusions()}
+
+    def sites(self, run: Run) -> Iterator[SiteCount]:
+        """The sites of the run's models, and then every other fusion that was called."""
+        mounted = set()
+        for site in (site for report in run.reports for site in report.sites):
+            mounted.add(id(site.fusion))
+            yield SiteCount(site.name, site.kind, site.reason, _told(site.counters), self._refusal(site.fusion))
+        for fusion in self._seen.values():
+            calls = self._calls(fusion)
+            if id(fusion) not in mounted and calls:
+                yield SiteCount(fusion.name, fusion.name, None, _told(calls), self._refusal(fusion))
+
+    def _calls(self, fusion: Fusion) -> Counter[tuple[str, str]]:
+        _, before, _ = self._before.get(id(fusion), (fusion, Counter[tuple[str, str]](), 0))
+        return Counter(fusion.counters) - before
+
+    def _refusal(self, fusion: Fusion | None) -> str | None:
+        """What a gate said when it refused, in this run or for a call of this run."""
+        if fusion is None:
+            return None
+        _, _, known = self._before.get(id(fusion), (fusion, Counter[tuple[str, str]](), 0))
+        told = [str(event) for event in fusion.gate.events if event.kind == "refused"]
+        fresh = told[known:] or (told if self._calls(fusion)["reference", str(Reason.REFUSED)] else [])
+        return fresh[0] if fresh else None
+
+
+def _fusions() -> list[Fusion]:
+    """Every fusion that lives, as the garbage collector knows it: nothing has to be told of a mount."""
+    return [found for found in gc.get_objects() if type(found) is Fusion]
+
+
+def _counted(fusion: Fusion) -> tuple[Counter[tuple[str, str]], int]:
+    return Counter(fusion.counters), sum(event.kind == "refused" for event in fusion.gate.events)
+
+
+def _told(calls: Mapping[tuple[str, str], int]) -> dict[str, int]:
+    return {f"{path} ({reason})": count for (path, reason), count in sorted(calls.items())}
 
 
 def _digested(preset: Preset, step: str, tensors: object) -> dict[str, TensorRecord]:
@@ -252,7 +305,7 @@ def run_preset(
         sources=kernel_sources(),
         environment=where,
     )
-    return PresetRun(record, fused, reference)
+    return PresetRun(record, fused, reference, preset.fused)
 
 
 def kernel_sources() -> str:

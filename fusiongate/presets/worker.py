@@ -139,6 +139,7 @@ class PresetProcess:
             record=record,
             fused=ArmRun(record.fused, seconds["fused"], tuple(SiteCount(**site) for site in answer["sites"])),
             reference=ArmRun(record.reference, seconds["reference"], ()),
+            must_fuse=preset.fused,
         )
 
     def trace(self, preset: Preset, *, size: Size = "tiny", seed: int = 0) -> list[OpRecord]:

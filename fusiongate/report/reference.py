@@ -37,6 +37,8 @@ MARKS = {
         "may_decline": "layouts, dtypes and sizes that are documented to be declined although `must_fuse` covers them, "
         "each with its reason",
         "pairs": "whether axes are crossed too; `False` leaves each axis alone",
+        "checked": "whether a test that never calls `fusion_case.check()` is red, which is the default; `False` where "
+        "its own assertions are meant",
     },
     "preset": {"preset": "the preset that the fixture `md5_snapshot` of this test is about"},
 }

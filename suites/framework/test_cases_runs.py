@@ -31,7 +31,7 @@ from fusiongate.presets import preset
 
 RUNS = Path(__file__).with_name("runs")
 
-@preset("counted")
+@preset("counted", fused=False)
 def counted(run):
     """Its kernels are wrong in the runs that the test names, each in a process of its own."""
     x = run.normal("x", 2, 8, dtype=torch.float32)

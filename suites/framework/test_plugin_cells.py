@@ -113,11 +113,44 @@ def test_operands_and_reference_are_there_for_checks_of_one_s_own(project: Proje
         ),
     )
     result = project.run(HOST, *GREEN[:1])
-    result.assert_outcomes(passed=1)
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["unchecked: the test did not call fusion_case.check(), *write checked=False in *"])
     assert Project.summary(result)[:2] == [
         "subject  fused  reference  refused  raises  not run  red  unchecked",
         "toy          0          0        0       0        0    0          1",
     ]
+
+    tests = (project.path / "test_ops.py").read_text(encoding="utf-8")
+    project.write("test_ops.py", tests.replace("fusion_matrix(", "fusion_matrix(checked=False, subject=", 1))
+    project.run(HOST, *GREEN[:1]).assert_outcomes(passed=1)
+
+
+def test_a_method_of_a_unittest_class_is_refused_and_never_passes_unseen(project: Project) -> None:
+    toys.prepare(
+        project,
+        """
+import unittest
+import pytest
+from ops import toy
+
+@pytest.mark.fusion_matrix(toy)
+class TestMarked(unittest.TestCase):
+    def test_silent(self):
+        pass
+
+class TestAsking(unittest.TestCase):
+    def test_asks(self, fusion_case):
+        fusion_case.check()
+
+    def test_other(self):
+        pass
+""",
+    )
+    result = project.run(HOST, "-k", "Marked or Asking")
+    result.assert_outcomes(errors=2, passed=1)
+    result.stdout.fnmatch_lines(
+        ["*fusion_matrix and the fixture fusion_case make a test a cell, and a method of unitt*"]
+    )
 
 
 def test_junit_knows_outcome_reason_and_launches(project: Project) -> None:

@@ -27,7 +27,7 @@ FOUND = Nondeterministic("noisy", "tiny", 0, "second", "x", "model", "aten.rand"
 @pytest.fixture(scope="module")
 def run() -> PresetRun:
     """Both arms of a preset, once for all tests."""
-    return run_preset(steady, ops=())
+    return dataclasses.replace(run_preset(steady, ops=()), must_fuse=False)
 
 
 def faulty(run: PresetRun, arm: str, step: str = "output") -> PresetRun:
@@ -94,7 +94,7 @@ def test_outputs_that_prove_nothing_are_not_kept() -> None:
 
 @pytest.mark.usefixtures("forked")
 def test_a_run_that_does_not_repeat_is_a_finding_with_its_operator() -> None:
-    one = run_preset(noisy, ops=())
+    one = dataclasses.replace(run_preset(noisy, ops=()), must_fuse=False)
 
     found = settle(noisy, one, faulty(one, "reference", "second"), device=CPU)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,57 @@ def test_the_sites_of_the_fused_arm_are_counted() -> None:
     assert site.name.startswith("Modulated:toy_presets.py:")
     assert {"reference (first-sight)": 1, "fused (verified)": 1} == site.calls
     assert () == run.reference.sites
+
+
+def test_a_preset_in_which_nothing_was_fused_proves_nothing_unless_it_says_that_it_means_that() -> None:
+    (fault,) = run_preset(steady, ops=()).faults()
+    assert fault.startswith("nothing fused: no call took a kernel (no fusion was called); ")
+    assert fault.endswith("or declare the preset with fused=False if the digests of eager alone are meant")
+
+    meant = dataclasses.replace(steady, fused=False)
+    assert [] == run_preset(meant, ops=()).faults()
+    assert [] == run_preset(steady, ops=[op()]).faults()
+
+
+def test_first_sight_alone_is_not_fused(named: str) -> None:
+    @preset(named)
+    def once(run: Run) -> Any:
+        call = op() if run.arm == "fused" else modulated
+        yield "output", {"x": call(*(run.normal(name, 2, 8) for name in "xab"))}
+
+    (fault,) = run_preset(once).faults()
+    assert "(1 × reference (first-sight))" in fault
+
+
+@pytest.mark.parametrize("held", [True, False], ids=["held by a module", "made by the preset"])
+def test_every_fusion_that_is_called_is_counted_whoever_mounted_it(named: str, held: bool) -> None:
+    kept = op(name="mine")
+
+    @preset(named)
+    def mounted(run: Run) -> Any:
+        mine = kept if held else op(name="mine")
+        call = mine if run.arm == "fused" else modulated
+        for step in ("first", "second"):
+            yield step, {"x": call(*(run.normal(name, 2, 8) for name in "xab"))}
+
+    run = run_preset(mounted)
+    (site,) = run.fused.sites
+    assert ("mine", {"fused (verified)": 1, "reference (first-sight)": 1}) == (site.name, site.calls)
+    assert [] == run.faults()
+
+
+def test_a_gate_that_refused_before_is_red_in_the_preset_that_calls_it(named: str) -> None:
+    """Presets share a process, and fusions of modules with it."""
+    mine = op(name="mine", fused=lambda x, scale, shift: modulated(x, scale, shift) + 1)
+
+    @preset(named)
+    def mounted(run: Run) -> Any:
+        yield "output", {"x": mine(*(run.normal(name, 2, 8) for name in "xab"))}
+
+    for _ in range(2):
+        (fault,) = run_preset(mounted).faults()
+        assert fault.startswith("the gate at mine refused: ")
+        assert fault.endswith("If the kernel is not meant for these arguments, let its declines say so")
 
 
 def test_changing_the_seed_changes_every_digest() -> None:

@@ -32,7 +32,7 @@ def changed(run):
     return fault + float(os.environ.get("REFERENCE", 0))
 
 def declare(name):
-    @preset(name)
+    @preset(name, fused=False)
     def steps(run):
         x = run.normal(name, 2, 8, dtype=torch.float32)
         yield "first", {"x": x}
@@ -42,12 +42,12 @@ def declare(name):
 
 one, two = declare("one"), declare("two")
 
-@preset("restless")
+@preset("restless", fused=False)
 def restless(run):
     generator = torch.Generator().manual_seed(os.getpid() if "STEADY" not in os.environ else 1)
     yield "output", {"x": torch.rand(4, generator=generator) + changed(run)}
 
-@preset("erratic")
+@preset("erratic", fused=False)
 def erratic(run):
     generator = torch.Generator().manual_seed(time.time_ns())
     yield "output", {"x": torch.rand(4, generator=generator)}
@@ -71,13 +71,14 @@ def mounted(run):
     fused = wrong if "WRONG" in os.environ else modulated
     run.ops = (Fusion("modulate", reference=modulated, fused=fused),)
     model = run.model("model", Block)
-    yield "output", {"x": model(*(run.normal(name, 2, size, 8) for name, size in [("x", 3), ("a", 1), ("b", 1)]))}
+    for step in ("first sight", "output"):
+        yield step, {"x": model(*(run.normal(name, 2, size, 8) for name, size in [("x", 3), ("a", 1), ("b", 1)]))}
 
-@preset("idle")
+@preset("idle", fused=False)
 def idle(run):
     yield "output", {"x": torch.zeros(4)}
 
-@preset("fatal")
+@preset("fatal", fused=False)
 def fatal(run):
     os._exit(7)
     yield "output", {"x": run.normal("x", 4)}

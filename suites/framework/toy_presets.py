@@ -64,7 +64,7 @@ def noisy(run: Run) -> Steps:
     yield "second", {"x": model(chance.to(torch.bfloat16), condition)}
 
 
-@preset("flat")
+@preset("flat", fused=False)
 def flat(run: Run) -> Steps:
     """An output that proves nothing."""
     yield "output", {"x": torch.full((3,), float("nan")), "y": torch.zeros(4), "z": run.normal("z", 4)}

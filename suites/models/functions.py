@@ -27,7 +27,7 @@ _ACTIVATIONS = ("gelu", "silu", "softplus", "mish", "elu", "selu", "logsigmoid")
 _NUMPY = ("exp", "exp2", "expm1", "log1p", "sin", "cos", "tanh", "arctan", "cbrt", "sinh")
 
 
-@fg.preset("functions")
+@fg.preset("functions", fused=False)
 def functions(run: Run) -> Steps:
     """Functions, reductions and products in every dtype; no kernel of ours is in it."""
     for dtype in (torch.float32, torch.float64, torch.bfloat16):

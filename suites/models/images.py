@@ -163,7 +163,7 @@ def ernie_image(run: Run) -> Steps:
     yield from _loop(run.normal("image", 1, 16, 6, 8), predict)
 
 
-@fg.preset("ideogram4", needs=NEEDS)
+@fg.preset("ideogram4", needs=NEEDS, fused=False)
 def ideogram4(run: Run) -> Steps:
     """Ideogram 4: a scale without a shift, so that every site is listed with that as its reason."""
     from diffusers.models.transformers import transformer_ideogram4 as source

@@ -50,7 +50,7 @@ def wan(run: Run) -> Steps:
     yield "output", latents
 
 
-@fg.preset("minimax-h3", needs=NEEDS)
+@fg.preset("minimax-h3", needs=NEEDS, fused=False)
 def minimax_h3(run: Run) -> Steps:
     """MiniMax-H3: text, audio and video in one packed sequence, modulated row by row."""
     from diffusers.models.transformers.transformer_minimax_h3 import MiniMaxH3Transformer3DModel
