@@ -17,9 +17,9 @@ from fusiongate.io import counted
 
 from .bodies import Body, bodies_of, body_of
 from .chains import Chain, path_of
-from .kinds import KINDS
 from .norms import FoldableNorm, recognise
-from .purity import unreadable
+from .patterns import KINDS
+from .proofs import unreadable
 from .sources import NoSource
 
 __all__ = ["FoundSite", "Scan", "describe", "norm_in", "scan"]
@@ -154,7 +154,7 @@ def describe(
     """A chain as it is reported; ``module`` is the one that runs it, ``path`` its place in the model."""
     kind, note = chain.kind, None
     if module is not None:
-        reason = reason or unreadable(type(module), chain.reads)
+        reason = reason or unreadable(type(module), chain.form.reads if chain.form is not None else frozenset())
     if chain.norm is not None:
         known = norm_in(holder, module, chain)
         if isinstance(known, str):
@@ -163,7 +163,7 @@ def describe(
             kind = f"{known.family}_{chain.kind}"
     return FoundSite(
         file=holder.source.file,
-        line=chain.line,
+        line=chain.root.lineno,
         function=holder.source.function.__qualname__,
         expression=ast.unparse(chain.root),
         kind=kind,
@@ -180,8 +180,8 @@ def norm_in(holder: Body, module: nn.Module | None, chain: Chain) -> FoldableNor
     assert norm is not None
     if not any(kind.endswith(f"norm_{chain.kind}") for kind in KINDS):
         return f"no kernel folds a norm into {chain.kind}"
-    if norm.reason is not None:
-        return norm.reason
+    if norm.form is None:
+        return norm.reason or "no gate can stand there"
     if module is None:
         return "which norm it is, only a model can tell"
     arguments = holder.source.node.args
@@ -189,7 +189,7 @@ def norm_in(holder: Body, module: nn.Module | None, chain: Chain) -> FoldableNor
     found: object = module
     for name in path or ():
         found = getattr(found, name, None)
-    known = unreadable(type(module), norm.reads) or recognise(found)
+    known = unreadable(type(module), norm.form.reads) or recognise(found)
     if isinstance(known, FoldableNorm) and f"{known.family}_{chain.kind}" not in KINDS:
         return f"no kernel folds a {known.family} into {chain.kind}"
     return known

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .purity import Obstacle, is_fixed, obstacle_of_call, proof_of, unreadable
+from .proofs import obstacle_of_call, proof_of, unreadable
+from .purity import Obstacle, is_fixed
 from .sources import source_of
 
 __all__ = ["FAMILIES", "FoldableNorm", "recognise"]

@@ -28,10 +28,11 @@ from fusiongate.gate.judging import fell_back
 from .bodies import Body, bodies_of
 from .chains import Chain
 from .codegen import SITES, reference_of
-from .kinds import KINDS
 from .listing import FoundSite, describe, norm_in
 from .norms import FoldableNorm
-from .purity import is_plain, is_proven
+from .patterns import KINDS
+from .proofs import is_proven
+from .purity import is_plain
 from .sources import original_code
 
 __all__ = ["RewireReport", "RewiredSite", "enter", "exact_ops", "rewired"]
@@ -135,52 +136,42 @@ class Gates:
         self.helpers: dict[str, tuple[FunctionType, FunctionType]] = {}
         self.active = True
 
+    MISSING = (NameError, AttributeError)
+
     def stands(self, number: int, *_evaluated: object) -> bool:
         """Whether a gate stands somewhere; what the chain begins with has been evaluated by then."""
-        return number in self.places
+        return number in self.places and self.active
 
-    def takes(self, number: int, values: Sequence[object], called: Sequence[object], summed: object = None) -> bool:
-        """Whether a chain may go to its gate: everything that its proof goes by is plain or proven."""
-        place = self.places.get(number)
-        if place is None or not self.active or place.norm is not None:
+    def takes(
+        self,
+        number: int,
+        values: Sequence[object],
+        called: Sequence[object],
+        norm: Sequence[Any] = (),
+        summed: Sequence[object] = (),
+    ) -> bool:
+        """Whether a chain may go to its gate: what its proof goes by is plain or proven, and its norm what it was."""
+        place = self.places[number]
+        if bool(norm) is (place.norm is None):
             return False
-        return self.proven(number, values, called) and (summed is None or _dense(summed) or place.miss("strided-sum"))
-
-    def folding(self, number: int, values: Sequence[object], called: Sequence[object]) -> bool:
-        """Whether a chain may go to its gate together with its norm, as far as what stands behind the norm goes."""
-        place = self.places.get(number)
-        return place is not None and self.active and place.norm is not None and self.proven(number, values, called)
-
-    def proven(self, number: int, values: Sequence[object], called: Sequence[object]) -> bool:
-        """Whether values are plain, callables proven, and nobody can tell in which order operations run."""
-        reason = _observer(called, values)
+        reason = place.norm.changed(norm[0]) if place.norm is not None else None
+        # Nobody is to tell in which order operations run.
+        reason = reason or _observer([*called, *norm[:1]], [*values, *norm[1:]])
         try:
-            if reason is None and not (all(map(is_plain, values)) and all(map(is_proven, called))):
+            plain = all(type(x) is Tensor or type(x) is nn.Parameter for x in norm[1:]) and all(map(is_plain, values))
+            if reason is None and not (plain and all(map(is_proven, called))):
                 reason = "operands"
         except RecursionError:
             reason = "operands"
-        return reason is None or self.places[number].miss(reason)
-
-    def folds(self, number: int, norm: object, x: object) -> bool:
-        """Whether a norm may be left to the gate."""
-        place = self.places.get(number)
-        if place is None or not self.active or place.norm is None:
-            return False
-        reason = place.norm.changed(norm) or _observer([norm], [x])
-        if reason is None and type(x) is not Tensor and type(x) is not nn.Parameter:
-            reason = "operands"
+        if reason is None and not all(map(_dense, summed)):
+            reason = "strided-sum"
         return reason is None or place.miss(reason)
 
-    def plain(self, number: int, **operands: object) -> Any:
-        """The chain, by its gate."""
+    def call(self, number: int, norm: Any = None, x: object = None, /, **operands: object) -> Any:
+        """The chain by its gate, with the norm in front where one is given."""
         place = self.places[number]
-        return place.call(*[operands[name] for name in place.operands])
-
-    def folded(self, number: int, norm: nn.Module, x: Tensor, **operands: object) -> Any:
-        """The norm and the chain, by their gate."""
-        place = self.places[number]
-        assert place.norm is not None
-        return place.call(*[operands.get(name, x) for name in place.operands], *place.norm.arguments(norm))
+        given = [operands.get(name, x) for name in place.operands]
+        return place.call(*given, *(place.norm.arguments(norm) if place.norm is not None else ()))
 
     def helper(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         """What stands for a module-level function, if it is still the same."""

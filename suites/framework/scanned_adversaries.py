@@ -461,6 +461,12 @@ class NextTwice(nn.Module):
         return next(it) + x * (1 + next(it))
 
 
+class NextInAViewedSum(nn.Module):
+    def forward(self, x: Tensor, s: Tensor, t: Tensor) -> Tensor:
+        it = iter([x, s])
+        return (t if x is not None else s) + next(it) * (1 + next(it))[..., None, :].squeeze(-2)
+
+
 class NextThrice(nn.Module):
     def forward(self, x: Tensor, s: Tensor, t: Tensor) -> Tensor:
         it = iter([s, x, t])
@@ -1052,7 +1058,7 @@ IN_PLACE = (
 """Writes before a deferred reading."""
 
 ORDER = (
-    *(NextTwice, NextThrice, NextOverStatements, PopsFromAList, PopsReversed, ViewArgumentIsRebound),
+    *(NextTwice, NextInAViewedSum, NextThrice, NextOverStatements, PopsFromAList, PopsReversed, ViewArgumentIsRebound),
     *(ViewArgumentIsReboundToo, IndexIsRebound, OperandIsRebound, ListIsChanged, WalrusFirst, WalrusInTheSum),
     *(WalrusInTheShift, WalrusInTheView, Counted, DrawsNumbers, DropsOut, AttributeIsRebound, Deleted, ReadByLocals),
     *(ReadByClosure, RaisesBetween, SuppressedBetween, RaisesFirst, FinallyReads),

@@ -227,10 +227,31 @@ class Layered(nn.Module):
         return x
 
 
+class ScaleAlone(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = CompositeNorm()
+
+    def forward(self, x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+        return self.norm(x) * (1 + scale[:, None])
+
+
+class Gated(nn.Module):
+    def forward(self, x: Tensor, gate: Tensor, update: Tensor) -> Tensor:
+        return x + gate[:, None] * update[:, None].expand_as(x)
+
+
+class GatedOverStatements(nn.Module):
+    def forward(self, h: Tensor, a: Tensor, g: Tensor) -> Tensor:
+        a = a[:, None].expand_as(h) * g[:, None]
+        h = a + h
+        return F.relu(h)
+
+
 FORMS: tuple[type[nn.Module], ...] = (
     *(Plain, FloatOne, Reversed, IndexedSum, ViewedSum, OverLines, OverStatements, Branches, WithSuper),
     *(InComprehension, InMethod, InHelper, Decorated, Inherited, InFp32, Normed, NormedBefore, NormedAndSplit),
-    ReadTwice,
+    *(ReadTwice, ScaleAlone, Gated, GatedOverStatements),
 )
 
 
@@ -279,15 +300,6 @@ class Static(nn.Module):
         return self._modulate(x, scale[:, None], shift[:, None])
 
 
-class ScaleAlone(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm = CompositeNorm()
-
-    def forward(self, x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
-        return self.norm(x) * (1 + scale[:, None])
-
-
 NOT_MOUNTABLE: dict[type[nn.Module], str] = {
     InPlace: "it writes in place",
     SharedSum: "reads `scale` of line",
@@ -296,7 +308,6 @@ NOT_MOUNTABLE: dict[type[nn.Module], str] = {
     InNestedFunction: "the chain stands in a function inside the function; make that a method",
     InLambda: "the chain stands in a function inside the function; make that a method",
     Static: "it is no method of the instance",
-    ScaleAlone: "a scale without a shift",
 }
 """Modules with a chain that no gate can stand at, and a part of the reason."""
 

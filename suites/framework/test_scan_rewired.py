@@ -39,6 +39,20 @@ def composite(x: Tensor, scale: Tensor, shift: Tensor, eps: float, weight: Tenso
     return modulated(y if weight is None else y * weight, scale, shift)
 
 
+def scaled(x: Tensor, scale: Tensor) -> Tensor:
+    return x * (1 + scale)
+
+
+def layer(
+    x: Tensor, scale: Tensor, shift: Tensor, eps: float, weight: Tensor | None = None, bias: Tensor | None = None
+) -> Tensor:
+    return modulated(F.layer_norm(x, (x.shape[-1],), weight, bias, eps), scale, shift)
+
+
+def gated(residual: Tensor, update: Tensor, gate: Tensor) -> Tensor:
+    return residual + update * gate
+
+
 def ops() -> list[Fusion]:
     """Fusions without a kernel to build: torch in the part of a kernel that keeps every rounding."""
     functions: dict[str, Callable[..., Tensor]] = {
@@ -46,6 +60,9 @@ def ops() -> list[Fusion]:
         "modulate_fp32": modulated_in_fp32,
         "rms_norm_modulate": rms,
         "composite_rms_norm_modulate": composite,
+        "layer_norm_modulate": layer,
+        "scale": scaled,
+        "gated_residual": gated,
     }
     return [Fusion(name, reference=function, fused=function) for name, function in functions.items()]
 
@@ -157,7 +174,8 @@ def test_each_site_has_a_name_and_counters_of_its_own() -> None:
         site.name for site in report.sites
     ]
     assert [2, 1, 1] == [site.counters.total() for site in report.sites]
-    assert ["rms_norm_modulate", "composite_rms_norm_modulate", "modulate"] == [site.kind for site in report.sites]
+    kinds = ["rms_norm_modulate", "composite_rms_norm_modulate", "layer_norm_modulate"]
+    assert kinds == [site.kind for site in report.sites]
 
 
 def test_the_reference_is_the_sites_own_expression_and_norm() -> None:
@@ -435,3 +453,22 @@ class SeveralSums(nn.Module):
         y = s * 3
         x = x * (1 + s) + (s * shift[:, None] + y)
         return x * s.exp()
+
+
+@pytest.mark.parametrize("affine", [False, True])
+def test_a_layer_norm_is_taken_in_by_its_kernel(affine: bool) -> None:
+    """With its weight and its bias, as they are at each call."""
+    norm = nn.LayerNorm(16, eps=1e-6, elementwise_affine=affine).bfloat16()
+    model, args = Normed(norm).eval(), inputs()
+    with rewired(model, ops()) as report:
+        for number in range(3):
+            for parameter in norm.parameters():
+                parameter.data.fill_(0.5 + number)
+            assert torch.equal(layer_normed(norm, args), model(*args))
+    assert ["layer_norm_modulate"] == [site.kind for site in report.mounted]
+    assert 2 == report.counters["fused", "verified"]
+
+
+def layer_normed(norm: nn.LayerNorm, args: tuple[Tensor, ...]) -> Tensor:
+    x, scale, shift = args
+    return modulated(norm(x), scale[:, None], shift[:, None])

@@ -132,7 +132,9 @@ def test_what_is_called_nothing_like_a_norm_is_none(call: str) -> None:
 
 
 def test_a_scale_without_a_shift_is_listed_behind_a_norm_only() -> None:
-    assert "a scale without a shift: there is no kernel for it" == obstacle_to("return self.norm(x) * (1 + scale)")
+    for product in ("self.norm(x) * (1 + scale)", "(1 + scale) * self.norm(x)"):
+        chain = chain_of(f"return {product}")
+        assert ("scale", ["x", "scale"], None) == (chain.kind, list(chain.operands), chain.reason)
     assert () == chains_of("return self.linear(x) * (1 + scale)")
 
 
@@ -205,6 +207,10 @@ ELSEWHERE = {
     "a function inside": (f"def inner():\n    return {CHAIN}\nreturn inner", "in a function inside the function"),
     "a comprehension's iterable": (f"return [y for y in {CHAIN}]", "a comprehension goes over the chain"),
     "another chain's shift": (f"return y * (1 + a) + ({CHAIN})", "it stands in an operand of the site in line 2"),
+    "a layer on another chain": (
+        f"return x + gate * self.ff({CHAIN})",
+        "the site in line 2 stands in an operand; bind that to a name before line 2",
+    ),
     "a condition": ("h = x * (1 + scale)\nreturn h + shift if x else x", "may not be reached once"),
     "a test": ("h = x * (1 + scale)\nif h + shift:\n    return x", "may not be reached once"),
     "a try": (
@@ -240,6 +246,7 @@ def test_a_norm_stays_where_something_stands_between_it_and_the_chain() -> None:
 def test_a_norm_may_stand_before_the_if_around_the_chain() -> None:
     chain = chain_of("y = self.norm(x)\nif self.modulated:\n    y = y * (1 + scale) + shift\nreturn y")
     assert chain.norm is not None
-    assert chain.norm.deferral is not None
-    assert chain.norm.deferral.region.branch is not None
-    assert {"modulated"} == chain.norm.reads
+    assert chain.norm.form is not None
+    assert chain.norm.form.region is not None
+    assert chain.norm.form.region.branch is not None
+    assert {"modulated"} == chain.norm.form.reads

@@ -165,7 +165,7 @@ def ernie_image(run: Run) -> Steps:
 
 @fg.preset("ideogram4", needs=NEEDS, fused=False)
 def ideogram4(run: Run) -> Steps:
-    """Ideogram 4: a scale without a shift, so that every site is listed with that as its reason."""
+    """Ideogram 4: a scale without a shift, for which no kernel is shipped, as every site says."""
     from diffusers.models.transformers import transformer_ideogram4 as source
 
     transformer = run.model(
