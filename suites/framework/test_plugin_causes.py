@@ -6,6 +6,7 @@ import pytest
 
 from fusiongate.plugin.causes import Cause, cause_of, causes
 
+from .observing import cell, prepare
 from .projects import Project
 
 MESSAGE = """silu_mul[{cell}], call 2 of 3
@@ -75,15 +76,10 @@ def test_other():
 
 TRACED = "compiling or deterministic or dispatch or fake or functorch or jit or make or meta or vmap"
 FEW = f"(base or sliced or permuted or test_other) and not ({TRACED})"
-"""Without what loads a compiler, in each worker."""
+"""Without what loads a compiler."""
 
 
-@pytest.mark.parametrize("workers", ["0", "2"])
-def test_one_fault_is_told_once_in_few_lines(project: Project, workers: str) -> None:
-    project.setenv("COLUMNS", "120")  # whichever cell is the first to fail, its cause is not cut off
-    project.write("test_red.py", RED)
-    result = project.run("-n", workers, "-k", FEW, "test_red.py")
-
+def told_once_in_few_lines(result: pytest.RunResult) -> None:
     told = [line for line in result.outlines if "is not rounded to " in line]
     summary = [line for line in result.outlines if line.startswith("FAILED ")]
     assert result.ret == pytest.ExitCode.TESTS_FAILED
@@ -94,6 +90,27 @@ def test_one_fault_is_told_once_in_few_lines(project: Project, workers: str) -> 
     assert " same cause" in result.outlines[-1]
     # A rounding that is missing everywhere fits on a screen, beside what else is wrong.
     assert len(result.outlines) < 100
+
+
+def test_one_fault_is_told_once_in_few_lines(project: Project) -> None:
+    project.write("test_red.py", RED)
+    told_once_in_few_lines(project.run("-k", FEW, "test_red.py"))
+
+
+OBSERVED = """
+@pytest.mark.parametrize("number", range(12))
+def test_cell(observe, number):
+    message = {message!r}.replace("NUMBER", str(number))
+    observe(**{cell} | {{"id": f"c{{number}}", "message": message}})
+    raise AssertionError(message)
+"""
+
+
+def test_workers_tell_of_one_fault_once(project: Project) -> None:
+    """Whichever of them saw it first; what they send needs no kernel, which each would load torch for."""
+    body = OBSERVED.format(message=red("NUMBER", hint=HINT)["message"], cell=cell(outcome="red"))
+    prepare(project, body, other="assert 1 == 2")
+    told_once_in_few_lines(project.run("-n", "2"))
 
 
 def test_every_failure_is_told_on_request(project: Project) -> None:
