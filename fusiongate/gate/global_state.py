@@ -15,9 +15,11 @@ from typing import Any
 
 import torch
 
-__all__ = ["CallersAutocast", "GlobalState"]
+__all__ = ["CallersAutocast", "GlobalState", "kept_settings"]
 
 _SMALLEST = sys.float_info.min
+_LAUNCHES = 3
+"""Launches that tell a kernel's draws from another thread's."""
 
 
 def _fp32_precision(backend: str, op: str) -> tuple[Callable[[], Any], Callable[[Any], Any]]:
@@ -90,11 +92,11 @@ class CallersAutocast:
 
     def on(self) -> contextlib.AbstractContextManager[None]:
         """As it was."""
-        return self._set(enabled=True)
+        return self._set(enabled=True) if self._dtypes else contextlib.nullcontext()
 
     def off(self) -> contextlib.AbstractContextManager[None]:
         """None."""
-        return self._set(enabled=False)
+        return self._set(enabled=False) if self._dtypes else contextlib.nullcontext()
 
     @contextlib.contextmanager
     def _set(self, *, enabled: bool) -> Iterator[None]:
@@ -102,6 +104,27 @@ class CallersAutocast:
             for kind, dtype in self._dtypes.items():
                 stack.enter_context(torch.autocast(kind, dtype=dtype, enabled=enabled))
             yield
+
+
+@contextlib.contextmanager
+def kept_settings() -> Iterator[list[str]]:
+    """Put back what is changed inside; gives a list that holds, afterwards, what was changed and was not put back."""
+    left: list[str] = []
+    before = {name: read() for name, (read, _) in _SETTINGS.items()}
+    try:
+        yield left
+    finally:
+        left += _put_back(before)
+
+
+def _put_back(before: Mapping[str, Any]) -> dict[str, Any]:
+    """Put settings back; those that were others, with what they were."""
+    changed = {}
+    for name, (read, put_back) in _SETTINGS.items():
+        if (now := read()) != before[name]:
+            put_back(before[name])
+            changed[name] = now
+    return changed
 
 
 class GlobalState:
@@ -117,17 +140,11 @@ class GlobalState:
         self._device = device
         self._cuda = device.type == "cuda"
         self._process = os.getpid()
-        self._launches = 0
+        self._states = self._generator_states()
         self._before: dict[str, Any] = {}
-        self._states: dict[str, Any] = {}
-        self._moved_by_launches: dict[str, int] = {}
-        self._moved_between: set[str] = set()
 
     def note(self) -> None:
-        """Remember how everything is, right before a launch."""
-        states = self._generator_states()
-        self._moved_between |= {name for name, state in self._states.items() if states[name] != state}
-        self._states = states
+        """Remember how the settings are, right before a launch."""
         self._before = {name: read() for name, (read, _) in _SETTINGS.items()}
         if self._cuda:  # only on a GPU: a CPU has none of these
             self._current = torch.cuda.current_device()
@@ -136,34 +153,40 @@ class GlobalState:
     def fault(self, launch_again: Callable[[], object]) -> tuple[str, str] | None:
         """What is not as it was, right after the launch: a word for it and a sentence; settings are put back.
 
-        A movement of a random generator, or of a setting of the process, that another thread may have caused is none.
+        Parameters
+        ----------
+        launch_again
+            Launches once more on other memory: a setting of the process that changes again is not another thread's
+            doing.
+        """
+        return self._current_device() or self._changed_settings(launch_again)
+
+    def moved_generator(self, launch_again: Callable[[], object], wait: Callable[[], object]) -> tuple[str, str] | None:
+        """What a whole trial did to a default random generator: a word for it and a sentence.
+
+        Another thread may draw meanwhile: the kernel's is what each of a few launches moves, and no wait before one.
 
         Parameters
         ----------
         launch_again
-            Launches once more on other memory: a setting that changes again is not another thread's doing.
+            Launches once more on other memory.
+        wait
+            Takes about as long, and moves none.
         """
-        self._launches += 1
         if os.getpid() != self._process:
             # Python seeds its generator anew in the child of a fork, which nobody moved then.
+            return None
+        moved = set(self._moved_by(lambda: None))
+        for _ in range(_LAUNCHES if moved else 0):
             self._states = self._generator_states()
-        alone = threading.active_count() == 1
-        fault = self._current_device() or self._changed_settings(None if alone else launch_again)
-        states = self._generator_states()
-        moved = [name for name, state in self._states.items() if states[name] != state]
-        self._states = states
-        for name in moved:
-            self._moved_by_launches[name] = self._moved_by_launches.get(name, 0) + 1
-        if fault is None and moved and alone:
-            fault = _random_state(moved[0])
-        return fault
+            moved -= set(self._moved_by(wait))
+            moved &= set(self._moved_by(launch_again))
+        return next((("random-state", f"the kernel moved the random state {name}") for name in sorted(moved)), None)
 
-    def later_fault(self) -> tuple[str, str] | None:
-        """What the launches of a whole trial have in common: each of them has moved what nothing else has moved."""
-        for name, times in self._moved_by_launches.items():
-            if times == self._launches >= 3 and name not in self._moved_between:
-                return _random_state(name)
-        return None
+    def _moved_by(self, what: Callable[[], object]) -> list[str]:
+        what()
+        before, self._states = self._states, self._generator_states()
+        return [name for name, state in self._states.items() if before.get(name) != state]
 
     def _current_device(self) -> tuple[str, str] | None:
         if not self._cuda:
@@ -181,26 +204,17 @@ class GlobalState:
         torch.cuda.set_device(self._current)  # only on a GPU: a CPU is never changed
         torch.cuda.set_stream(self._stream)  # only on a GPU: a CPU has no streams
 
-    def _changed_settings(self, launch_again: Callable[[], object] | None) -> tuple[str, str] | None:
-        changed = self._put_back()
-        if changed and launch_again is not None and not changed.keys() & _OF_THE_THREAD.keys():
+    def _changed_settings(self, launch_again: Callable[[], object]) -> tuple[str, str] | None:
+        changed = _put_back(self._before)
+        if changed and threading.active_count() > 1 and not changed.keys() & _OF_THE_THREAD.keys():
             launch_again()
-            again = self._put_back()
+            again = _put_back(self._before)
             for name in changed.keys() - again.keys():
                 _SETTINGS[name][1](changed.pop(name))
         for name, now in changed.items():
             before = self._before[name]
             return "global-state", f"the kernel changed the {name} from {before} to {now} and left it so"
         return None
-
-    def _put_back(self) -> dict[str, Any]:
-        """Put the settings back; those that were others, with what they were."""
-        changed = {}
-        for name, (read, put_back) in _SETTINGS.items():
-            if (now := read()) != self._before[name]:
-                put_back(self._before[name])
-                changed[name] = now
-        return changed
 
     def _generator_states(self) -> dict[str, Any]:
         states = {
@@ -211,7 +225,3 @@ class GlobalState:
         if self._cuda:  # only on a GPU: its own
             states[f"of {self._device}"] = torch.cuda.get_rng_state(self._device).numpy().tobytes()
         return states
-
-
-def _random_state(name: str) -> tuple[str, str]:
-    return "random-state", f"the kernel moved the random state {name}"

@@ -158,6 +158,11 @@ class GuardedOperand:
         memory.copy_(source)
         return cls(view, memory, source, slab)
 
+    def disturbed(self, *, written: bool) -> Tensor:
+        """Whether anything is wrong with it, as a bool on its device; see what follows."""
+        overrun = self.slab.overrun()
+        return overrun if written else overrun | (raw_bits(self.memory) != raw_bits(self.source)).any()
+
     def changed(self) -> bool:
         """Whether the operand's own memory differs from what it held."""
         return not torch.equal(raw_bits(self.memory), raw_bits(self.source))

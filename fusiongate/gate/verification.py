@@ -43,7 +43,7 @@ ROWS = 1 << 12
 """Elements of a witness likewise: a wrong order of summation agrees with the right one in most rows."""
 BATCH = 256
 """Small probes whose results are compared together."""
-RESULTS = 9
+RESULTS = 5
 """Results of live operands that are kept beside each other: a ring of fewer buffers comes round."""
 RING_BYTES = 1 << 25
 """What they may take together, two at least."""
@@ -124,7 +124,8 @@ class FirstSight:
         operands = live_copies(self._args)
         yield from self._try(operands, expected)
         yield from self._try_ring(operands, expected)
-        if (fault := self._global.later_fault()) is not None:
+        fault = self._global.moved_generator(self._again(operands), lambda: self._expected_of(operands.args))
+        if fault is not None:
             yield self._fault(*fault, live.numel())
 
     def _enough(self) -> bool:
@@ -286,13 +287,9 @@ class FirstSight:
         with guard, contextlib.suppress(DrawsRandomNumbers):
             actual = self._outputs_of(operands)
         # What is current first: on another stream, canaries would be read before the kernel's work is done.
-        fault = self._global.fault(lambda: self._launch(*live_copies(operands.args).args)) or operands.fault(
-            self._name, self._spec.written
-        )
+        fault = self._global.fault(self._again(operands)) or operands.fault(self._name, self._spec.written)
         if fault is None and guard.drew:
             fault = "random-state", "the kernel draws random numbers, which would move the random state that all share"
-        if fault is None and guard.overrun():
-            fault = "overrun", "the kernel wrote outside of its output, or of other memory that it allocated"
         if fault is not None:
             yield self._fault(*fault, expected[0].numel())
         if len(actual) != len(expected):
@@ -311,8 +308,15 @@ class FirstSight:
                 yield verdict
             if (difference := unlike(got, wanted)) is not None:
                 yield replace(self._fault("metadata", difference, wanted.numel()), output=self._which(output))
+        # After the values: what another stream has yet to do would be told as this.
+        if guard.overrun():
+            story = "the kernel wrote outside of its output, or of other memory that it allocated"
+            yield self._fault("overrun", story, expected[0].numel())
         self._elements += expected[self._largest].numel()
         self._keep(actual)
+
+    def _again(self, operands: Operands) -> Callable[[], object]:
+        return lambda: self._launch(*live_copies(operands.args).args)
 
     def _try_ring(self, operands: Operands, expected: Outputs) -> Iterator[Verdict]:
         """Launch a few times more on live operands and keep all results: no two may share memory, none may differ."""

@@ -12,9 +12,10 @@ import torch
 
 from fusiongate.comparison.bits import normalised_strides
 from fusiongate.comparison.contracts import Exact
-from fusiongate.comparison.verdicts import bits_differ
+from fusiongate.comparison.verdicts import bits_differ, unlike
 from fusiongate.diagnosis.hints import compare
 from fusiongate.errors import FusiongateError
+from fusiongate.gate.global_state import kept_settings
 from fusiongate.gate.signatures import tensors_of
 from fusiongate.io import counted
 from fusiongate.subjects import Launcher, Subject, Trial
@@ -199,13 +200,16 @@ class PreparedCell:
             expected, raised = self._expected_of(args, number)
             before = trial.launches, trial.counts
             try:
-                actual = call(*args)
+                with kept_settings() as left:
+                    actual = call(*args)
             except Exception as error:
                 self._check_raised(number, error, raised)
                 self._check_path(trial, before, number)
                 return
             self._check_returned(number, raised)
             self._check_path(trial, before, number)
+        if left:
+            raise self._failure(number, f"it left changed: the {', the '.join(left)}", "what is global stays as it was")
         # Before the bits: a reference that ran on what the kernel left behind differs for that reason.
         if any(one.changed() for one in watched):
             raise self._failure(number, "it changed an input", "inputs are left as they were")
@@ -286,7 +290,7 @@ class PreparedCell:
         if fusion is None:
             return ""
         lines = [str(event) for event in fusion.gate.events]
-        with self._around():
+        with self._around(), kept_settings():
             try:
                 verdict = compare(
                     fusion.fused(*self.args), fusion.reference(*self.args), fusion.contract, fusion.reference, self.args
@@ -321,6 +325,8 @@ class PreparedCell:
             verdict = compare(got, wanted, contract, subject.reference, args)
             if not verdict.ok:
                 raise self._failure(number, "the result is not the reference's", str(contract), str(verdict))
+            if mode.alike and (difference := unlike(got, wanted)) is not None:
+                raise self._failure(number, difference, "a result of the reference's kind")
             if _shares_memory(got, args) and not _shares_memory(wanted, args):
                 raise self._failure(number, "the result shares memory with an input", "a new tensor")
 

@@ -63,6 +63,7 @@ class PlantedSaboteur:
         """
         __tracebackhide__ = True
         from fusiongate.diagnosis.hints import compare
+        from fusiongate.gate.global_state import kept_settings
         from fusiongate.sabotage import Detector
 
         if Detector.FIRST_SIGHT not in self.saboteur.detectors:
@@ -74,7 +75,8 @@ class PlantedSaboteur:
             pytest.skip(f"not run: {self.name}: {error}")
         result = spoilt(*args)
         if verdict.ok:
-            harmless = compare(self.apply(op).fused(*args), op.reference(*args), op.contract)
+            with kept_settings():
+                harmless = compare(self.apply(op).fused(*args), op.reference(*args), op.contract)
             if harmless.ok:
                 pytest.skip(f"not run: {self.name}: these arguments give it nothing to get wrong")
             pytest.fail(f"{self.name} was verified: {self.saboteur.story}\n{harmless}", pytrace=False)

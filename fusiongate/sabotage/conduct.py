@@ -132,7 +132,7 @@ CONDUCT: tuple[Saboteur, ...] = (
         "device-random-state-moved",
         "the launcher draws a random number on the device",
         afterwards(_draw_a_number_on_the_device),
-        declared("random state of cuda", *SEEN),
+        declared("random state", *SEEN),
         gpus=1,
     ),
     generic(

@@ -15,6 +15,7 @@ from fusiongate.comparison.digests import md5
 from fusiongate.errors import TimingError
 from fusiongate.gate.device_state import wait_for
 from fusiongate.gate.fusion import Fusion
+from fusiongate.gate.global_state import kept_settings
 from fusiongate.gate.policies import Every, Policy
 from fusiongate.gate.states import State
 from fusiongate.kernels import FUSIONS
@@ -129,7 +130,9 @@ def caught(saboteur: Saboteur, detector: Detector, device: torch.device) -> Catc
 
 def looked_at(stage: Stage, detector: Detector) -> tuple[bool, str]:
     """Whether a detector refuses what is on the stage, and what it says."""
-    return _DETECTORS[detector](stage)
+    # What a detector does not look at is left behind, for the next one to stumble over.
+    with kept_settings():
+        return _DETECTORS[detector](stage)
 
 
 def _first_sight(stage: Stage) -> tuple[bool, str]:

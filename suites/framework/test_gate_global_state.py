@@ -109,27 +109,32 @@ DRAWS: dict[str, Callable[[], object]] = {
 
 @pytest.mark.parametrize("whose", DRAWS)
 def test_a_generator_that_a_kernel_moves_is_told(whose: str) -> None:
-    """Beside the threads that a run of tests may have, by all of its launches together."""
+    """Beside whatever threads a run of tests may have."""
     state = GlobalState(CPU)
-    found = []
-    for _ in range(3):
-        state.note()
-        DRAWS[whose]()
-        found.append(state.fault(lambda: None))
-    told = next((fault for fault in found if fault), None) or state.later_fault()
+    DRAWS[whose]()
+
+    told = state.moved_generator(DRAWS[whose], lambda: None)
 
     assert ("random-state", f"the kernel moved the random state {whose}") == told
 
 
-def test_a_generator_that_moves_between_launches_too_is_another_thread_s(beside: None) -> None:
+def test_a_generator_that_moves_between_launches_too_is_another_thread_s() -> None:
     state = GlobalState(CPU)
-    for _ in range(8):
-        state.note()
-        random.random()
-        assert state.fault(lambda: None) is None
-        random.random()
+    random.random()
 
-    assert state.later_fault() is None
+    assert state.moved_generator(random.random, random.random) is None
+
+
+def test_a_generator_that_only_some_launches_move_is_another_thread_s() -> None:
+    state = GlobalState(CPU)
+    random.random()
+    left = [random.random, random.random]
+
+    def launch() -> None:
+        if left:
+            left.pop()()
+
+    assert state.moved_generator(launch, lambda: None) is None
 
 
 @pytest.mark.parametrize("kind", ["torch", "python", "numpy", "in-place"])

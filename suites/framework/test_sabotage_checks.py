@@ -127,7 +127,7 @@ FIRST_SIGHT = [
         "numpy-random-state-moved",
         lambda: normal(*LARGE),
     ),
-    Needed("settings", nothing(GlobalState, "_put_back", {}), "threads-left-changed", lambda: normal(*LARGE)),
+    Needed("settings", nothing(GlobalState, "_changed_settings"), "threads-left-changed", lambda: normal(*LARGE)),
     Needed("same memory again", probes_at_other_addresses, "rows-kept-by-address", lambda: normal(*LARGE)),
     Needed("several results", no_ring, "ring-of-output-buffers", lambda: normal(*LARGE)),
     Needed(

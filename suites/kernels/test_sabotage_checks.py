@@ -20,8 +20,10 @@ from ..framework.removals import (
     memory_as_an_allocator_hands_it_out,
     modulate,
     no_metadata,
+    no_ring,
     normal,
     right,
+    undisturbed_generators,
     unwatched,
     unwatched_device,
 )
@@ -57,7 +59,7 @@ def on_gpu() -> tuple[Tensor, ...]:
     "name, patch, fused",
     [
         ("current-stream-left-changed", unwatched("current stream"), waiting),
-        ("device-random-state-moved", unwatched("random state of cuda"), modulate),
+        ("device-random-state-moved", undisturbed_generators, modulate),
         ("another-stream", memory_as_an_allocator_hands_it_out, modulate),
     ],
     ids=["stream", "random-state", "poison"],
@@ -84,6 +86,7 @@ def test_without_the_device_a_result_without_dimensions_may_lie_on_the_cpu(monke
     assert op.verify(*args).ok
     assert "device" == elsewhere.apply(op).verify(*args).reason
     no_metadata("device")(monkeypatch)
+    no_ring(monkeypatch)
     verdict = elsewhere.apply(op).verify(*args)
     assert verdict.ok, verdict
 
