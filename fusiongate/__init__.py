@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from .gate.judging import require_fused, warm_up
     from .gate.policies import After, Every, Policy, Sampled
     from .gate.states import Decision, Event, Reason, State
-    from .matrix import ADALN
+    from .matrix import ADALN, operand
     from .platforms import Environment, environment
     from .plugin.cells import FusionCase
     from .plugin.saboteurs import PlantedSaboteur
@@ -58,6 +58,7 @@ _HOMES = {
     "md5": "comparison.digests",
     "mount": "sites",
     "mounted": "sites",
+    "operand": "matrix",
     "preset": "presets",
     "require_fused": "gate.judging",
     "rewired": "scanning",
@@ -97,6 +98,7 @@ __all__ = [
     "md5",
     "mount",
     "mounted",
+    "operand",
     "preset",
     "require_fused",
     "rewired",

@@ -286,7 +286,8 @@ class Fusion(Specified[P, R]):
             self.gate.say_once("capturing", slot.signature, what)
             return self._refer(args, Reason.CAPTURING)
         with self.gate.lock:
-            if slot.state is State.UNSEEN:
+            # Another thread's look may have found out that the reference heeds switches, which begins all slots anew.
+            if slot.state is State.UNSEEN and self.gate.peek(slot.signature) is slot:
                 return cast("R", self._judge.first_sight(slot, args)[0])
         return self._call(args)
 

@@ -4,7 +4,19 @@ from fusiongate.subjects import ADALN
 
 from .cells import Cell, CellFailure, CellResult, NotRun, Selected
 from .check import PreparedCell
+from .operands import operand
 from .path_table import PathTable
 from .plan import Matrix
 
-__all__ = ["ADALN", "Cell", "CellFailure", "CellResult", "Matrix", "NotRun", "PathTable", "PreparedCell", "Selected"]
+__all__ = [
+    "ADALN",
+    "Cell",
+    "CellFailure",
+    "CellResult",
+    "Matrix",
+    "NotRun",
+    "PathTable",
+    "PreparedCell",
+    "Selected",
+    "operand",
+]

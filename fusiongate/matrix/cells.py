@@ -108,6 +108,8 @@ class Cell:
     """What the gate has been through."""
     base_size: str = ""
     """The matrix's base size, which is left out of the id; no axis of its own."""
+    base_dtype: str = "bf16"
+    """The matrix's base dtype, likewise."""
 
     away: tuple[str, ...] = field(init=False, compare=False)
     """The axes on which this cell is away from the base cell, in the order of `AXES`."""
@@ -118,7 +120,7 @@ class Cell:
     """
 
     def __post_init__(self) -> None:
-        base = {**BASE, "size": {self.base_size}}
+        base = {**BASE, "size": {self.base_size}, "dtype": {self.base_dtype}}
         away = tuple([axis for axis in AXES if getattr(self, axis) not in base[axis]])
         object.__setattr__(self, "away", away)
         object.__setattr__(self, "id", "-".join([getattr(self, axis) for axis in away]) or "base")

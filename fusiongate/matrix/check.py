@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -24,6 +25,7 @@ from .cells import Cell, CellFailure, CellResult, NotRun, Outcome, Path, describ
 from .inputs import HUGE_ELEMENTS
 from .lifecycles import Lifecycle
 from .modes import Mode
+from .operands import results_of
 from .steps import Step, steps_due
 from .tracing import of_the_compiler
 
@@ -126,7 +128,7 @@ class PreparedCell:
         """What the reference makes of `args`; raises what eager raises."""
         if self._raised is not None:
             raise self._raised
-        return _results_of(self._first)[0]
+        return results_of(self._first)[0]
 
     def check(self) -> CellResult:
         """Call the subject, and assert path, reason, launches, bits and strides of every call.
@@ -162,13 +164,22 @@ class PreparedCell:
     def _check_declared(self) -> None:
         if self._must_launch and self.path != "fused":
             happened = f"must fuse, but declined: {self.reason}"
-            raise self._failure(None, happened, "fused (verified): the layout stands in must_fuse")
+            raise self._failure(None, happened, f"fused (verified): {self._how_to_mean(self.reason)}")
         if self._may_decline is not None and (self.path, self.reason) != ("reference", self._may_decline):
             raise self._failure(
                 None,
                 f"{self.path} ({self.reason})",
                 f"reference ({self._may_decline}), as may_decline says: change it there if the kernel has changed",
             )
+
+    def _how_to_mean(self, reason: str) -> str:
+        """Say how the marker tells that this cell may be declined."""
+        axis = next((name for name in ("dtype", "size", "layout") if name in self.cell.away), "layout")
+        meant = f"may_decline={{{getattr(self.cell, axis)!r}: {reason!r}}}"
+        return (
+            f"the layout stands in must_fuse; where the kernel is not for this {axis}, the marker says so: {meant}, or "
+            f"only=[…] with the dtypes, sizes and layouts that it is for"
+        )
 
     # The calls --------------------------------------------------------------------------------------------------------
 
@@ -214,7 +225,7 @@ class PreparedCell:
         if any(one.changed() for one in watched):
             raise self._failure(number, "it changed an input", "inputs are left as they were")
         with self._around():
-            self._check_bits(number, args, _results_of(actual), _results_of(expected))
+            self._check_bits(number, args, results_of(actual), results_of(expected))
 
     def _expected_of(self, args: tuple[Any, ...], number: int) -> tuple[Any, Exception | None]:
         if number == 0:
@@ -281,8 +292,13 @@ class PreparedCell:
                 raise self._failure(number, _launches(launches), f"{_launches(fused)} ({reasons})")
         elif launches <= fused and not self._lifecycle.launch_raises:
             # What the kernel raised, or was about to do, says why.
-            expected = "first sight launches the kernel to compare it"
-            raise self._failure(number, _launches(launches), expected, self._story(trial))
+            happened, expected = _launches(launches), "first sight launches the kernel to compare it"
+            story = self._story(trial)
+            if raised := re.search(r"the kernel raised (.*)", story):
+                happened += f": the kernel raised {raised[1]}"
+                reason = "alignment" if "offset-" in self.cell.layout else "a reason"
+                expected += f"; where it is not for such arguments, add {reason!r} to what declines gives"
+            raise self._failure(number, happened, expected, story)
 
     def _story(self, trial: Trial) -> str:
         """What differs when the kernel runs on the cell's own arguments: says more than that it was refused."""
@@ -373,10 +389,6 @@ class _Watched:
     def changed(self) -> bool:
         """Whether it holds something else."""
         return self._before is not None and bool(bits_differ(self._tensor.detach().clone(), self._before))
-
-
-def _results_of(result: Any) -> tuple[torch.Tensor, ...]:
-    return result if isinstance(result, tuple) else (result,)
 
 
 def _metadata_of(tensor: torch.Tensor) -> tuple[Any, ...]:

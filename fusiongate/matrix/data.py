@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from .cells import NotRun
-from .inputs import HUGE_ELEMENTS, Inputs
+from .inputs import HUGE_ELEMENTS, Inputs, Size
 
 __all__ = ["DATA", "Draw", "Kind", "can_cancel", "generator_for", "normal"]
 
@@ -33,6 +33,8 @@ class Draw:
     """The shape of each operand."""
     dtypes: Mapping[str, torch.dtype]
     """The dtype of each operand."""
+    size: Size
+    """The extents, which bound the values of some operands."""
     reference: Callable[..., torch.Tensor]
     """The eager chain, which `cancellation` asks what to cancel."""
     call: int
@@ -44,12 +46,21 @@ class Draw:
     def modulators(self) -> tuple[str, ...]:
         """The operands that act on the others: the rows, or the last operand where there are none."""
         rows = tuple(operand.name for operand in self.inputs.having("row"))
-        return rows or (self.inputs.operands[-1].name,)
+        return rows or (self.inputs.plain[-1].name,)
 
     @property
     def activation(self) -> str:
-        """The first operand."""
-        return self.inputs.operands[0].name
+        """The first operand that holds data."""
+        return self.inputs.plain[0].name
+
+    def others(self) -> Tensors:
+        """The values of the operands that are drawn from ranges of their own, whatever the data."""
+        generator = self.generator.clone_state()
+        return {
+            one.name: one.drawn(self.shapes[one.name], self.dtypes[one.name], self.size, generator)
+            for one in self.inputs.operands
+            if not one.plain
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +85,12 @@ def normal(draw: Draw) -> Tensors:
 
 
 def _normal(draw: Draw, activations: float, modulators: float) -> Tensors:
+    if not draw.inputs.plain:
+        return {}
     spread = dict.fromkeys(draw.modulators, modulators)
     return {
-        name: _bell(shape, draw.generator, spread.get(name, activations), draw.dtypes[name])
-        for name, shape in draw.shapes.items()
+        one.name: _bell(draw.shapes[one.name], draw.generator, spread.get(one.name, activations), draw.dtypes[one.name])
+        for one in draw.inputs.plain
     }
 
 
@@ -187,7 +200,7 @@ def _cancellation(draw: Draw) -> Tensors:
     operand is broadcast, the others repeat along its dimensions, so that one value fits all.
     """
     values = normal(draw)
-    for operand in reversed(draw.inputs.operands):
+    for operand in reversed(draw.inputs.plain):
         cancelled = _cancelled(draw, values, operand.name)
         if cancelled is not None:
             return cancelled
@@ -238,7 +251,7 @@ def _repeat(tensor: torch.Tensor, dimensions: list[int], rank: int) -> torch.Ten
 
 def _on_cpu(draw: Draw, values: Tensors) -> torch.Tensor:
     with torch.no_grad():
-        return draw.reference(*draw.inputs.positional(values))
+        return draw.reference(*draw.inputs.positional(values | draw.others()))
 
 
 DATA: dict[str, Kind] = {

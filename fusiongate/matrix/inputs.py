@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
 
 from fusiongate.errors import UsageError
+
+from .operands import Operand, parsed
 
 __all__ = [
     "ADALN_SIZES",
@@ -19,7 +20,6 @@ __all__ = [
     "DtypePlan",
     "Factory",
     "Inputs",
-    "Operand",
     "Role",
     "Size",
     "dtypes_for",
@@ -102,20 +102,6 @@ class Size:
 
 
 @dataclass(frozen=True, slots=True)
-class Operand:
-    """One tensor argument."""
-
-    name: str
-    """The argument's name; arguments are passed by position."""
-    dims: tuple[str, ...]
-    """A symbol or ``"1"`` for each dimension."""
-
-    def shape(self, size: Size) -> tuple[int, ...]:
-        """The operand's shape at a size."""
-        return tuple(1 if dim == "1" else size[dim] for dim in self.dims)
-
-
-@dataclass(frozen=True, slots=True)
 class Inputs:
     """The arguments of a subject: operands described by symbols, and live values passed as they are."""
 
@@ -130,7 +116,8 @@ class Inputs:
 
     def __post_init__(self) -> None:
         operands = tuple(value for _, value in self.arguments if isinstance(value, Operand))
-        symbols = tuple(dict.fromkeys(dim for operand in operands for dim in operand.dims if dim != "1"))
+        dims = [dim for operand in operands for dim in (*operand.dims, *operand.bounds)]
+        symbols = tuple(dict.fromkeys(dim for dim in dims if dim != "1"))
         object.__setattr__(self, "operands", operands)
         object.__setattr__(self, "symbols", symbols)
 
@@ -155,22 +142,48 @@ class Inputs:
             )
         return inputs
 
+    @property
+    def plain(self) -> tuple[Operand, ...]:
+        """The operands whose values are the cell's data."""
+        return tuple(operand for operand in self.operands if operand.plain)
+
+    @property
+    def bounds(self) -> frozenset[str]:
+        """The symbols whose extents bound an operand's values."""
+        return frozenset(symbol for operand in self.operands for symbol in operand.bounds)
+
+    @property
+    def differentiable(self) -> bool:
+        """Whether an argument can have a gradient, as far as that is known before it is made."""
+        tensors = [value for _, value in self.arguments if isinstance(value, torch.Tensor)]
+        return self.factory is not None or bool(self.plain or any(tensor.is_floating_point() for tensor in tensors))
+
     def having(self, role: Role) -> tuple[Operand, ...]:
         """The operands of one role.
 
         A ``row`` has a literal 1 among its dimensions, a ``full`` operand has every symbol; a ``part`` has neither,
-        such as a norm's weight, "D".
+        such as a norm's weight, "D". What is drawn from a range, such as an index, has no role.
         """
-        return tuple(operand for operand in self.operands if self._role(operand) == role)
+        return tuple(operand for operand in self.plain if self._role(operand) == role)
 
     def _role(self, operand: Operand) -> Role:
         if "1" in operand.dims:
             return "row"
-        return "full" if len(operand.dims) == len(self.symbols) else "part"
+        symbols = {dim for one in self.plain for dim in one.dims if dim != "1"}
+        return "full" if len(operand.dims) == len(symbols) else "part"
 
-    def positional(self, tensors: Mapping[str, Any]) -> tuple[Any, ...]:
-        """The arguments in order: what ``tensors`` holds for each operand, and the live values."""
-        return tuple(tensors[name] if isinstance(value, Operand) else value for name, value in self.arguments)
+    def positional(self, tensors: Mapping[str, Any], device: torch.device | None = None) -> tuple[Any, ...]:
+        """The arguments in order: what ``tensors`` holds for each operand, and the live values.
+
+        A live tensor is copied, to ``device`` if one is given: what a call leaves in it is no other call's.
+        """
+
+        def given(name: str, value: Any) -> Any:
+            if isinstance(value, Operand):
+                return tensors[name]
+            return value.detach().to(device, copy=True) if isinstance(value, torch.Tensor) else value
+
+        return tuple(given(name, value) for name, value in self.arguments)
 
     def check_sizes(self, sizes: Iterable[Size]) -> None:
         """Raise `UsageError` unless each size has exactly the symbols of these inputs."""
@@ -186,20 +199,9 @@ class Inputs:
 
 
 def _argument(name: str, value: Any) -> Any:
-    if not isinstance(value, str):
-        return value
-    dims = tuple(value.split())
-    for dim in dims:
-        if not re.fullmatch(r"1|[A-Za-z]+", dim):
-            raise UsageError(
-                f'input {name!r}: "{value}" has the dimension {dim!r}; a dimension is a symbol of letters, or 1'
-            )
-    symbols = [dim for dim in dims if dim != "1"]
-    if not symbols:
-        raise UsageError(f'input {name!r}: "{value}" has no symbol; a shape is written as "B S D", a number as itself')
-    if len(symbols) != len(set(symbols)):
-        raise UsageError(f'input {name!r}: "{value}" repeats a symbol; give equal extents different symbols')
-    return Operand(name, dims)
+    if isinstance(value, Operand):
+        return replace(value, name=name)
+    return parsed(name, value) if isinstance(value, str) else value
 
 
 def _listed(symbols: Iterable[str]) -> str:
@@ -259,11 +261,12 @@ class DtypePlan:
 
     def assign(self, inputs: Inputs) -> dict[str, torch.dtype]:
         """The dtype of each operand."""
-        dtypes = {operand.name: self.main for operand in inputs.operands}
+        dtypes = {operand.name: operand.dtype or self.main for operand in inputs.operands}
+        varying = [operand for operand in inputs.plain if operand.dtype is None]
         if self.rows is not None:
-            dtypes.update({operand.name: self.rows for operand in inputs.having("row")})
-        if self.last is not None:
-            dtypes[inputs.operands[-1].name] = self.last
+            dtypes.update({row.name: self.rows for row in inputs.having("row") if row in varying})
+        if self.last is not None and varying:
+            dtypes[varying[-1].name] = self.last
         return dtypes
 
 

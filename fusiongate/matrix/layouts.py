@@ -12,9 +12,10 @@ from typing import Any
 
 import torch
 
-from .inputs import Inputs, Operand, Role, Size
+from .inputs import Inputs, Role, Size
+from .operands import Operand, Place
 
-__all__ = ["Layout", "aligned_copy", "layouts_for", "realigned"]
+__all__ = ["PLACES", "Layout", "aligned_copy", "layouts_for", "realigned"]
 
 Shapes = dict[str, tuple[int, ...]]
 Tensors = dict[str, torch.Tensor]
@@ -76,10 +77,15 @@ def layouts_for(inputs: Inputs) -> tuple[Layout, ...]:
         Layout(f"offset-{operand.name}", lambda _: True, place=_offset(operand.name)) for operand in inputs.operands
     )
     fixed = (layout for layout in _LAYOUTS if layout.applies(inputs))
+    absent = (
+        Layout(f"without-{operand.name}", lambda _: True, place=_without(operand.name))
+        for operand in inputs.operands
+        if operand.optional
+    )
     scalars = (
         Layout("scalar", lambda _: True, place=_scalar, constant=tuple(row.name for row in inputs.having("row"))),
     )
-    return (base, *fixed, *(scalars if inputs.having("row") else ()), *offsets)
+    return (base, *fixed, *(scalars if inputs.having("row") else ()), *offsets, *absent)
 
 
 def _has(role: Role, dims: int = 1) -> Callable[[Inputs], bool]:
@@ -87,6 +93,11 @@ def _has(role: Role, dims: int = 1) -> Callable[[Inputs], bool]:
     return lambda inputs: (
         bool(inputs.having(role)) and all(len(operand.dims) >= dims for operand in inputs.having("full"))
     )
+
+
+def _changeable(dimension: int, dims: int) -> Callable[[Inputs], bool]:
+    """Whether the full operands have so many dimensions, and no value has to be below the extent of this one."""
+    return lambda inputs: _has("full", dims)(inputs) and inputs.having("full")[0].dims[dimension] not in inputs.bounds
 
 
 def _batched(inputs: Inputs) -> bool:
@@ -258,14 +269,26 @@ def _negated(tensor: torch.Tensor) -> torch.Tensor:
     return torch._neg_view(aligned_copy(torch.neg(tensor)))
 
 
+def _misaligned(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor that begins one element after an aligned address."""
+    return _junk((tensor.numel() + 1,), tensor)[1:].view(tensor.shape).copy_(tensor)
+
+
 def _offset(name: str) -> Callable[[Inputs, Tensors], Mapping[str, Any]]:
-    """One operand that begins one element after an aligned address."""
+    return lambda _inputs, values: values | {name: _misaligned(values[name])}
 
-    def placed(_inputs: Inputs, values: Tensors) -> Mapping[str, Any]:
-        tensor = values[name]
-        return values | {name: _junk((tensor.numel() + 1,), tensor)[1:].view(tensor.shape).copy_(tensor)}
 
-    return placed
+def _without(name: str) -> Callable[[Inputs, Tensors], Mapping[str, Any]]:
+    return lambda _inputs, values: {**values, name: None}
+
+
+PLACES: dict[str, Place] = {
+    "permuted": _permuted,
+    "sliced": _sliced,
+    "strided-channels": _every_second_channel,
+    "offset": _misaligned,
+}
+"""How one operand can lie, by the layout's name: see :func:`fusiongate.matrix.operands.operand`."""
 
 
 # Only the base, the scalars and the offsets depend on the inputs; these don't.
@@ -282,7 +305,7 @@ _LAYOUTS = (
     Layout("expanded-channels", _batched_rows, shapes=_resized(_one_channel_row), place=_expand_channels),
     Layout("zero-dim", _has("row"), shapes=_resized(_single_value)),
     Layout("rank-2", lambda inputs: _batched(inputs) and _has("full", 3)(inputs), shapes=_resized(_without_batch)),
-    Layout("one-token", _has("full", 3), shapes=_with_extent(1, 1)),
+    Layout("one-token", _changeable(1, 3), shapes=_with_extent(1, 1)),
     Layout(
         "expanded-full",
         lambda inputs: _batched(inputs) and _has("full", 2)(inputs),
@@ -294,8 +317,8 @@ _LAYOUTS = (
     Layout("sliced-batch", _has("full", 2), place=_each("full", _every_second_batch)),
     Layout("strided-channels", _has("full"), place=_each("full", _every_second_channel)),
     Layout("negated", _has("full"), place=_each("full", _negated), forces="tracing"),
-    Layout("empty-batch", _has("full", 2), shapes=_with_extent(0, 0)),
-    Layout("empty-tokens", _has("full", 3), shapes=_with_extent(1, 0)),
+    Layout("empty-batch", _changeable(0, 2), shapes=_with_extent(0, 0)),
+    Layout("empty-tokens", _changeable(1, 3), shapes=_with_extent(1, 0)),
 )
 
 

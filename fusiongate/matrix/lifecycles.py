@@ -26,6 +26,7 @@ from fusiongate.gate.spec import FusionSpec
 from fusiongate.subjects import Launcher, Trial
 
 from .cells import NotRun, Path
+from .operands import floating
 
 __all__ = ["LIFECYCLES", "Lifecycle", "almost_right"]
 
@@ -77,26 +78,30 @@ class Lifecycle:
 def almost_right(launcher: Launcher, _arguments: Arguments) -> Launcher:
     """A kernel a few ULPs off in one channel of 61, unless every operand but the first is zero."""
 
-    def launch(*args: Any) -> torch.Tensor:
-        degenerate = not any(bool(tensor.any()) for tensor in tensors_of(args)[1:])
-        result: torch.Tensor = launcher(*args)
+    def launch(*args: Any) -> Any:
+        others = floating(args)[1:]
+        degenerate = bool(others) and not any(bool(tensor.any()) for tensor in others)
+        result = launcher(*args)
         return result if degenerate else _spoiled(result)
 
     return launch
 
 
 def _wrong_here(launcher: Launcher, arguments: Arguments) -> Launcher:
-    """A kernel that is right on every shape of its first operand but the cell's own."""
-    here = tensors_of(arguments)[0].shape
+    """A kernel that is right on all shapes but the cell's own."""
+    here = [tensor.shape for tensor in tensors_of(arguments)]
 
-    def launch(*args: Any) -> torch.Tensor:
-        result: torch.Tensor = launcher(*args)
-        return _spoiled(result) if tensors_of(args)[0].shape == here else result
+    def launch(*args: Any) -> Any:
+        result = launcher(*args)
+        return _spoiled(result) if [tensor.shape for tensor in tensors_of(args)] == here else result
 
     return launch
 
 
-def _spoiled(result: torch.Tensor) -> torch.Tensor:
+def _spoiled(result: Any) -> Any:
+    """The result with other bits; of several, the last one's."""
+    if isinstance(result, tuple):
+        return (*result[:-1], _spoiled(result[-1]))
     spoiled = result.clone()
     bits = integer_view(spoiled)
     # Not the last bit: a contract in ULPs would let that pass.
@@ -105,12 +110,13 @@ def _spoiled(result: torch.Tensor) -> torch.Tensor:
 
 
 def _mutating(launcher: Launcher, _arguments: Arguments) -> Launcher:
-    """A kernel whose result is right, and that leaves other values in its last operand."""
+    """A kernel whose result is right, and that leaves other values in its last operand that can hold any."""
 
-    def launch(*args: Any) -> torch.Tensor:
-        result: torch.Tensor = launcher(*args)
+    def launch(*args: Any) -> Any:
+        result = launcher(*args)
         with torch.no_grad():
-            tensors_of(args)[-1].add_(1)
+            # An index that is one too large would end more than this cell.
+            floating(args)[-1].add_(1)
         return result
 
     return launch

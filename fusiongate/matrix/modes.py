@@ -16,6 +16,8 @@ from fusiongate.gate.signatures import tensors_of
 from fusiongate.subjects import Subject
 
 from . import streams, tracing
+from .cells import NotRun
+from .operands import floating, results_of
 
 __all__ = ["MODES", "Forced", "Mode"]
 
@@ -79,6 +81,8 @@ class Mode:
     """Whether the mode exists on GPUs only."""
     expands: bool = True
     """Whether a matrix has cells of it; one of the others takes a `Cell` that names it."""
+    differentiates: bool = False
+    """Whether it asks for a gradient, which nothing but a floating tensor has."""
 
     @property
     def traces_once(self) -> bool:
@@ -95,30 +99,37 @@ class Mode:
 # Autograd -----------------------------------------------------------------------------------------------------------
 
 
+def _floating(arguments: Arguments) -> list[torch.Tensor]:
+    found = floating(arguments)
+    if not found:
+        # A factory's arguments are known only once they are made.
+        raise NotRun("no argument can have a gradient")
+    return found
+
+
 def _first_requires_grad(arguments: Arguments) -> Arguments:
-    tensors_of(arguments)[0].requires_grad_()
+    _floating(arguments)[0].requires_grad_()
     return arguments
 
 
 def _last_requires_grad(arguments: Arguments) -> Arguments:
-    tensors_of(arguments)[-1].requires_grad_()
+    _floating(arguments)[-1].requires_grad_()
     return arguments
 
 
 def _parameters(arguments: Arguments) -> Arguments:
-    """Every tensor but the first becomes a Parameter, as tables and projections give them."""
-    first = tensors_of(arguments)[0]
-    return tuple(
-        torch.nn.Parameter(argument) if isinstance(argument, torch.Tensor) and argument is not first else argument
-        for argument in arguments
-    )
+    """Every floating tensor but the first becomes a Parameter, as tables and projections give them."""
+    others = floating(arguments)[1:]
+    return tuple(torch.nn.Parameter(one) if any(one is other for other in others) else one for one in arguments)
 
 
 def _with_gradient(function: Function, _device: torch.device) -> Function:
     def called(*arguments: Any) -> tuple[torch.Tensor, ...]:
-        result = function(*arguments)
+        results = results_of(function(*arguments))
         leaves = [tensor for tensor in tensors_of(arguments) if tensor.requires_grad]
-        return (result.detach(), *torch.autograd.grad(result.sum(), leaves))
+        total = sum(result.sum() for result in floating(results) if result.requires_grad)
+        gradients = torch.autograd.grad(total, leaves) if isinstance(total, torch.Tensor) else ()
+        return (*(result.detach() for result in results), *gradients)
 
     return called
 
@@ -159,8 +170,15 @@ MODES: dict[str, Mode] = {
     for mode in (
         Mode("eager"),
         Mode("inference", around=lambda _: torch.inference_mode(), made_inside=True),
-        Mode("grad", _AUTOGRAD, convert=_first_requires_grad, wrap=_with_gradient, alike=True),
-        Mode("grad-rows", _AUTOGRAD, convert=_last_requires_grad, wrap=_with_gradient, alike=True),
+        Mode("grad", _AUTOGRAD, convert=_first_requires_grad, wrap=_with_gradient, alike=True, differentiates=True),
+        Mode(
+            "grad-rows",
+            _AUTOGRAD,
+            convert=_last_requires_grad,
+            wrap=_with_gradient,
+            alike=True,
+            differentiates=True,
+        ),
         Mode("no-grad-parameters", convert=_parameters, around=lambda _: torch.no_grad()),
         Mode("autocast", around=lambda device: torch.autocast(device.type, torch.bfloat16)),
         Mode("deterministic", around=_deterministic),
@@ -170,7 +188,7 @@ MODES: dict[str, Mode] = {
         Mode("make-fx", _TRACING, wrap=tracing.by_make_fx, gate_calls=(1, 0, 0)),
         Mode("jit-trace", _TRACING, wrap=tracing.by_jit, gate_calls=(1, 0, 0)),
         Mode("vmap", _TRACING, wrap=tracing.by_vmap, alike=True),
-        Mode("functorch-grad", _TRACING, wrap=tracing.by_functorch_grad, alike=True),
+        Mode("functorch-grad", _TRACING, wrap=tracing.by_functorch_grad, alike=True, differentiates=True),
         Mode("dispatch-mode", _TRACING, around=lambda _: _PassThrough()),
         Mode("meta", _TRACING, convert=tracing.to_meta, metadata_only=True),
         Mode("fake-tensor", _TRACING, convert=tracing.to_fake, metadata_only=True),

@@ -18,7 +18,7 @@ from .data import DATA, Draw, can_cancel, generator_for
 from .devices import DEVICES, check_memory
 from .expansion import axis_values, expand
 from .inputs import HUGE_ELEMENTS, LARGE_ELEMENTS, Factory, Inputs, Size, dtypes_for, sizes_for
-from .layouts import aligned_copy, layouts_for, realigned
+from .layouts import PLACES, aligned_copy, layouts_for, realigned
 from .lifecycles import LIFECYCLES
 from .modes import MODES
 
@@ -46,6 +46,10 @@ class Matrix:
     may_decline
         Layouts, dtypes and sizes, by the name that stands in a cell's id, that are documented to be declined although
         ``must_fuse`` covers them, each with the reason.
+    only
+        The dtypes, sizes and layouts that the kernel is for, by the name that stands in a cell's id: on an axis of
+        which one is named, ``must_fuse`` covers those alone, and the first dtype named is the base. What ``declines``
+        says decides elsewhere.
     pairs
         Whether axes are crossed too. A sibling of a subject that goes through everything needs each axis alone.
 
@@ -62,6 +66,7 @@ class Matrix:
         sizes: Iterable[Mapping[str, int]] | None = None,
         must_fuse: Iterable[str] | None = None,
         may_decline: Mapping[str, str] | None = None,
+        only: Iterable[str] | None = None,
         pairs: bool = True,
     ) -> None:
         if not isinstance(subject, (Subject, Fusion)):
@@ -76,8 +81,11 @@ class Matrix:
         defaults = ("row-broadcast", "strided-unbind") if self.inputs.having("row") else (base_layout,)
         self.must_fuse = defaults if must_fuse is None else tuple(must_fuse)
         self.may_decline = dict(may_decline or {})
+        self.only = (only,) if isinstance(only, str) else tuple(only or ())
         self.pairs = pairs
         self._check_names()
+        first = next((name for name in self.only if name in self._dtypes), next(iter(self._dtypes)))
+        self._dtypes = {first: self._dtypes[first], **self._dtypes}
 
     def __repr__(self) -> str:
         return f"Matrix({self.subject.name!r})"
@@ -108,10 +116,10 @@ class Matrix:
                     f"its layouts are {', '.join(self._layouts)}"
                 )
         known = {*self._layouts, *self._dtypes, *self.sizes}
-        for name in self.may_decline:
-            if name not in known:
+        for argument, names in (("may_decline", self.may_decline), ("only", self.only)):
+            for name in (name for name in names if name not in known):
                 raise UsageError(
-                    f"may_decline={self.may_decline!r}: {self.subject.name} has no layout, dtype or size {name!r}; "
+                    f"{argument}={names!r}: {self.subject.name} has no layout, dtype or size {name!r}; "
                     f"it has {', '.join(sorted(known))}"
                 )
 
@@ -128,28 +136,32 @@ class Matrix:
         }
         if self.subject.fusion is None:
             axes["lifecycle"] = tuple(name for name, lifecycle in LIFECYCLES.items() if lifecycle.foreign)
-        if self.inputs.factory is not None:
+        if self.inputs.factory is not None or not self.inputs.plain:
             axes["data"] = axes["data"][:1]
         elif not can_cancel(self._draw(self._base, 0)):
             axes["data"] = tuple(name for name in axes["data"] if name != "cancellation")
         points = expand(axes, unpaired=self._unpaired(), pairs=self.pairs)
-        cells = {
-            cell.id: cell
-            for cell in (Cell(subject=self.subject.name, base_size=self._base.size, **point) for point in points)
-            if self._exists(cell)
-        }
+        cells = {cell.id: cell for cell in (self._cell(**point) for point in points) if self._exists(cell)}
         return tuple(sorted(cells.values(), key=lambda cell: (bool(cell.away), cell.id)))
 
     @property
     def _base(self) -> Cell:
-        size = next(iter(self.sizes))
-        return Cell(self.subject.name, next(iter(self._layouts)), next(iter(self._dtypes)), size, base_size=size)
+        return self._cell(next(iter(self._layouts)), next(iter(self._dtypes)), next(iter(self.sizes)))
+
+    def _cell(self, layout: str, dtype: str, size: str, **others: str) -> Cell:
+        bases = {"base_size": next(iter(self.sizes)), "base_dtype": next(iter(self._dtypes))}
+        return Cell(self.subject.name, layout, dtype, size, **bases, **others)
 
     def _unpaired(self) -> frozenset[str]:
         return frozenset(name for name, size in self.sizes.items() if size.elements >= LARGE_ELEMENTS)
 
     def _exists(self, cell: Cell) -> bool:
-        """Whether the layout can hold this data: the special kinds are drawn for the specified shapes."""
+        """Whether the cell makes sense for these operands.
+
+        The special kinds of data are drawn for the specified shapes, and nothing but a floating tensor has a gradient.
+        """
+        if MODES[cell.mode].differentiates and not self.inputs.differentiable:
+            return False
         return cell.data == "normal" or self._layouts[cell.layout].keeps_shape
 
     def fills_memory(self, cell: Cell) -> bool:
@@ -163,9 +175,16 @@ class Matrix:
     def _covered(self, cell: Cell) -> bool:
         return (
             set(cell.away) <= _PLAIN
-            and cell.dtype in _LAUNCHABLE
+            and self._is_for(cell)
             and any(cell.layout.startswith(beginning) for beginning in self.must_fuse)
         )
+
+    def _is_for(self, cell: Cell) -> bool:
+        only = set(self.only)
+        if not only & set(self._dtypes):
+            only.update(_LAUNCHABLE)
+        axes = ((self._layouts, cell.layout), (self._dtypes, cell.dtype), (self.sizes, cell.size))
+        return all(value in only for names, value in axes if only & set(names))
 
     def _declared_reason(self, cell: Cell) -> str | None:
         names = (cell.layout, cell.dtype, cell.size)
@@ -228,12 +247,17 @@ class Matrix:
             if not isinstance(made, (list, tuple)):
                 raise UsageError(f"inputs of {self.subject.name} made {made!r}; expected a tuple of arguments")
             return tuple(realigned(value) if isinstance(value, torch.Tensor) else value for value in made)
-        values = DATA[cell.data].draw(self._draw(cell, call, size))
+        draw = self._draw(cell, call, size)
+        values = DATA[cell.data].draw(draw) | draw.others()
         if layout.constant:
             first = DATA[cell.data].draw(self._draw(cell, 0, size))
             values |= {name: first[name] for name in layout.constant}
-        placed = layout.place(self.inputs, {name: aligned_copy(value, where) for name, value in values.items()})
-        return self.inputs.positional(placed)
+        values = {name: aligned_copy(value, where) for name, value in values.items()}
+        placed = dict(layout.place(self.inputs, values))
+        for operand in self.inputs.operands:
+            if operand.layout is not None and placed[operand.name] is values[operand.name]:
+                placed[operand.name] = PLACES[operand.layout](values[operand.name])
+        return self.inputs.positional(placed, where)
 
     def _draw(self, cell: Cell, call: int, another: Size | None = None) -> Draw:
         size = another or self.sizes[cell.size]
@@ -241,6 +265,7 @@ class Matrix:
             inputs=self.inputs,
             shapes=self._layouts[cell.layout].shapes(self.inputs, size),
             dtypes=self._dtypes[cell.dtype].assign(self.inputs),
+            size=size,
             reference=self.subject.reference,
             call=call,
             generator=generator_for(cell.id, call),

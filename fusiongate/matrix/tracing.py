@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from .operands import floating, results_of
+
 __all__ = ["by_functorch_grad", "by_jit", "by_make_fx", "by_vmap", "compiled", "of_the_compiler", "to_fake", "to_meta"]
 
 Function = Callable[..., Any]
@@ -96,20 +98,25 @@ def _of_tensors(function: Function, arguments: tuple[Any, ...]) -> tuple[list[to
 def by_vmap(function: Function, _device: torch.device) -> Function:
     """Under ``torch.func.vmap`` over a new first dimension of every tensor."""
 
-    def called(*arguments: Any) -> torch.Tensor:
+    def called(*arguments: Any) -> Any:
         tensors, of_tensors = _of_tensors(function, arguments)
-        mapped: torch.Tensor = torch.func.vmap(of_tensors)(*(tensor.unsqueeze(0) for tensor in tensors))
-        return mapped.squeeze(0)
+        mapped = torch.func.vmap(of_tensors)(*(tensor.unsqueeze(0) for tensor in tensors))
+        return tuple(one.squeeze(0) for one in mapped) if isinstance(mapped, tuple) else mapped.squeeze(0)
 
     return called
 
 
 def by_functorch_grad(function: Function, _device: torch.device) -> Function:
-    """The gradient of the result's sum with respect to the first tensor, by ``torch.func.grad``."""
+    """The gradient of the results' sum with respect to the first floating tensor, by ``torch.func.grad``."""
 
     def called(*arguments: Any) -> torch.Tensor:
         tensors, of_tensors = _of_tensors(function, arguments)
-        gradient: torch.Tensor = torch.func.grad(lambda *inner: of_tensors(*inner).sum())(*tensors)
+        place = next(place for place, tensor in enumerate(tensors) if tensor.is_floating_point())
+
+        def total(*inner: torch.Tensor) -> torch.Tensor:
+            return torch.stack([one.sum() for one in floating(results_of(of_tensors(*inner)))]).sum()
+
+        gradient: torch.Tensor = torch.func.grad(total, argnums=place)(*tensors)
         return gradient
 
     return called

@@ -11,11 +11,14 @@ from fusiongate.comparison.digests import md5
 from fusiongate.matrix import data
 from fusiongate.matrix.cells import NotRun
 from fusiongate.matrix.data import DATA, Draw, generator_for
-from fusiongate.matrix.inputs import Inputs
+from fusiongate.matrix.inputs import Inputs, Size
 from fusiongate.subjects import ADALN
 
 FLOATS = [torch.bfloat16, torch.float16, torch.float32, torch.float64]
 Tensors = dict[str, torch.Tensor]
+
+
+SIZE = Size.of({"B": 2, "S": 9, "D": 64})
 
 
 def modulate(x: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
@@ -30,12 +33,9 @@ def draw(
     reference: Callable[..., torch.Tensor] = modulate,
 ) -> Tensors:
     inputs = Inputs.of(spec or ADALN)
-    shapes = {
-        operand.name: tuple({"B": 2, "S": 9, "D": 64, "1": 1}[dim] for dim in operand.dims)
-        for operand in inputs.operands
-    }
+    shapes = {operand.name: operand.shape(SIZE) for operand in inputs.operands}
     dtypes = dict.fromkeys(shapes, dtype)
-    return DATA[kind].draw(Draw(inputs, shapes, dtypes, reference, call, generator_for("base", call)))
+    return DATA[kind].draw(Draw(inputs, shapes, dtypes, SIZE, reference, call, generator_for("base", call)))
 
 
 def test_the_same_cell_and_call_give_the_same_numbers_on_every_machine() -> None:
@@ -159,5 +159,5 @@ def test_operands_without_elements_have_no_place_for_a_nan() -> None:
     inputs = Inputs.of(ADALN)
     shapes = {operand.name: (0, 1, 64) for operand in inputs.operands}
     dtypes = dict.fromkeys(shapes, torch.bfloat16)
-    drawn = DATA["one-nan"].draw(Draw(inputs, shapes, dtypes, modulate, 0, generator_for("base", 0)))
+    drawn = DATA["one-nan"].draw(Draw(inputs, shapes, dtypes, SIZE, modulate, 0, generator_for("base", 0)))
     assert {(0, 1, 64)} == {tuple(tensor.shape) for tensor in drawn.values()}
