@@ -17,10 +17,10 @@ FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 
 _VECTOR = 4
 """Elements of the narrowest vector load; rows whose D it does not divide go element by element, at any alignment."""
-_MOST_BLOCKS = 1 << 31
+_MOST_ROWS = 1 << 31
 """Blocks of a grid: a norm takes one a row."""
-_MOST_ELEMENTS = 1 << 38
-"""A modulation takes a block for 256 elements or more, save for the last tokens and columns of each batch entry."""
+_MOST_COLUMNS = 1 << 29
+"""A modulation numbers a few rows' vectors with 31 bits; longer lines take more launches."""
 
 
 def declined_device(tensor: Tensor, *, host: bool) -> str | None:
@@ -83,7 +83,7 @@ def declined_modulation(x: Any, scale: Any, shift: Any, *, host: bool, fp32_rows
         return "stride"
     if x.shape[2] % _VECTOR == 0 and _is_misaligned(x):
         return "alignment"
-    if x.shape[0] * x.shape[1] >= _MOST_BLOCKS or x.numel() >= _MOST_ELEMENTS:
+    if x.shape[0] * x.shape[1] >= _MOST_ROWS or x.shape[2] >= _MOST_COLUMNS:
         return "too-large"
     return None
 
@@ -121,7 +121,7 @@ def row_bucket(x: Tensor, scale: Tensor, shift: Tensor, *rest: Any) -> Hashable:
     """What stands for the shapes in a signature: a launch of these kernels depends on no more.
 
     The batch counts as one or several (several is where rows can be mixed up), the tokens by their power of two, and D
-    as it is.
+    as it is. Where rows end between the multiples of 16 bytes, x may too, and its last vector is a case of its own.
     """
     batch, tokens, columns = x.shape
     return (
@@ -131,4 +131,5 @@ def row_bucket(x: Tensor, scale: Tensor, shift: Tensor, *rest: Any) -> Hashable:
         columns,
         scale.shape[0] == 1,
         shift.shape[0] == 1,
+        columns % (2 * _VECTOR) == _VECTOR and batch * tokens % 2 == 1,
     )

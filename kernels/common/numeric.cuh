@@ -205,6 +205,80 @@ FUSIONGATE_DEVICE void store(T* address, const Vector<T, kWidth>& value) {
   if constexpr (!planted<Fault::nothing_stored>) *reinterpret_cast<Vector<T, kWidth>*>(address) = value;
 }
 
+#if FUSIONGATE_CUDA
+FUSIONGATE_DEVICE uint4 words_at(const uint4* address) {
+  uint4 words;
+  asm volatile("ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(words.x), "=r"(words.y), "=r"(words.z), "=r"(words.w)
+               : "l"(address));
+  return words;
+}
+FUSIONGATE_DEVICE uint2 words_at(const uint2* address) {
+  uint2 words;
+  asm volatile("ld.global.nc.v2.u32 {%0, %1}, [%2];" : "=r"(words.x), "=r"(words.y) : "l"(address));
+  return words;
+}
+#endif
+
+// A load of what the kernel does not write, issued where it stands. The compiler would move it to its use, behind a reduction
+// or another load's wait; and it may make two 16-bit loads of one word.
+template <int kWidth, typename T>
+FUSIONGATE_DEVICE Vector<T, kWidth> load_ahead(const T* address) {
+#if FUSIONGATE_CUDA
+  constexpr int bytes = kWidth * sizeof(T);
+  if constexpr (bytes % 8 == 0) {
+    using Words = std::conditional_t<bytes == 8, uint2, uint4>;
+    constexpr int count = bytes / sizeof(Words);
+    Words words[count];
+    FUSIONGATE_UNROLL
+    for (int i = 0; i < count; ++i) words[i] = words_at(reinterpret_cast<const Words*>(address) + i);
+    Vector<T, kWidth> result;
+    __builtin_memcpy(&result, words, sizeof(result));
+    return result;
+  }
+#endif
+  return load<kWidth>(address);
+}
+
+// Copies 16 bytes of what the kernel does not write to shared memory, past the registers where the hardware can. `await_copies` waits for
+// those of the thread.
+template <int kWidth, typename T>
+FUSIONGATE_DEVICE void copy_ahead(T* shared, const T* address) {
+  static_assert(kWidth * sizeof(T) == 16);
+#if FUSIONGATE_CUDA && __CUDA_ARCH__ >= 800
+  const auto target = static_cast<unsigned>(__cvta_generic_to_shared(shared));
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(target), "l"(address) : "memory");
+#else
+  *reinterpret_cast<Vector<T, kWidth>*>(shared) = load<kWidth>(address);
+#endif
+}
+
+FUSIONGATE_DEVICE void await_copies() {
+#if FUSIONGATE_CUDA && __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.wait_all;" ::: "memory");
+#endif
+}
+
+// n / divisor for n < 2^31 by a multiplication (Granlund and Montgomery, "Division by invariant integers using multiplication",
+// 1994): a division takes as long as a row's arithmetic.
+struct Divisor {
+  uint32_t divisor;
+  uint32_t multiplier;
+  uint32_t shift;
+
+  static Divisor of(int64_t divisor) {
+    uint32_t shift = 0;
+    while ((int64_t{1} << shift) < divisor) ++shift;
+    const uint64_t excess = (uint64_t{1} << shift) - static_cast<uint64_t>(divisor);
+    const uint64_t multiplier = (excess << 32) / static_cast<uint64_t>(divisor) + 1;
+    return {static_cast<uint32_t>(divisor), static_cast<uint32_t>(multiplier), shift};
+  }
+
+  FUSIONGATE_DEVICE uint32_t quotient(uint32_t n) const {
+    return (static_cast<uint32_t>((static_cast<uint64_t>(n) * multiplier) >> 32) + n) >> shift;
+  }
+};
+
 // Two at a time, where the hardware has one instruction for it: the kernels move memory as fast as it goes only while
 // arithmetic stays out of its way.
 template <typename T>

@@ -65,10 +65,16 @@ struct Block {
     }
   }
 
+  // values[t] = values[t] + values[t ^ mask]: the sums of add_from_above, in every lane at once.
+  void add_across(PerThread<float, kThreads>& values, int mask) const {
+    const PerThread<float, kThreads> before = values;
+    for (int thread = 0; thread < kThreads; ++thread) values[thread] = before.values[thread] + before.values[thread ^ mask];
+  }
+
   void synchronize() const {}
 };
 
-template <int kThreads, typename Kernel>
+template <int kThreads, int kResident = 1, typename Kernel>
 void launch(int64_t blocks, const Kernel& kernel, int /*device*/, Stream /*stream*/) {
   for (int64_t index = 0; index < blocks; ++index) kernel(Block<kThreads>{index});
 }
@@ -101,11 +107,26 @@ struct Block {
 #endif
   }
 
+  FUSIONGATE_DEVICE void add_across(PerThread<float, kThreads>& values, int mask) const {
+#if defined(__HIP_PLATFORM_AMD__)
+    values.value = values.value + __shfl_xor(values.value, mask, warp_lanes);
+#else
+    values.value = __fadd_rn(values.value, __shfl_xor_sync(0xffffffffu, values.value, mask));
+#endif
+  }
+
   FUSIONGATE_DEVICE void synchronize() const { __syncthreads(); }
 };
 
-template <int kThreads, typename Kernel>
-__global__ void __launch_bounds__(kThreads) fusiongate_kernel(const Kernel kernel) {
+// The second number means something else to AMD's compiler, and is a matter of CUDA's registers here.
+#if defined(__HIP_PLATFORM_AMD__)
+#define FUSIONGATE_BOUNDS(threads, resident) __launch_bounds__(threads)
+#else
+#define FUSIONGATE_BOUNDS(threads, resident) __launch_bounds__(threads, resident)
+#endif
+
+template <int kThreads, int kResident, typename Kernel>
+__global__ void FUSIONGATE_BOUNDS(kThreads, kResident) fusiongate_kernel(const Kernel kernel) {
   kernel(Block<kThreads>{static_cast<int64_t>(blockIdx.x)});
 }
 
@@ -149,10 +170,11 @@ class DeviceGuard {
   int previous_ = 0;
 };
 
-template <int kThreads, typename Kernel>
+// kResident: how many blocks at least are to fit on a multiprocessor at once, for which registers are spared.
+template <int kThreads, int kResident = 1, typename Kernel>
 void launch(int64_t blocks, const Kernel& kernel, int device, Stream stream) {
   DeviceGuard guard(device);
-  fusiongate_kernel<kThreads>
+  fusiongate_kernel<kThreads, kResident>
       <<<dim3(static_cast<unsigned>(blocks)), dim3(kThreads), 0, static_cast<NativeStream>(stream)>>>(kernel);
   check(last_error());
 }

@@ -1,8 +1,8 @@
 // F.rms_norm(x, (D,), weight, eps) * (1 + scale) + shift in one launch: x is (B, S, D), scale and shift are (B, 1, D).
 //
-// `rms_norm_modulate` repeats the order of ATen's vectorised row kernel (aten/src/ATen/native/cuda/layer_norm_kernel.cu): four
-// warps a row; thread t takes the 4-element vectors t, t + threads, ...; fused multiply-adds in element order; each warp's
-// shuffles by halves; the warps as (w0 + w2) + (w1 + w3); rsqrt(sum / D + eps). `rms_norm_modulate_high` is free of that order.
+// The order is that of ATen's vectorised row kernel (aten/src/ATen/native/cuda/layer_norm_kernel.cu): four warps a row; thread t
+// takes the 4-element vectors t, t + threads, ...; fused multiply-adds in element order; each warp's shuffles by halves; the warps as
+// (w0 + w2) + (w1 + w3); rsqrt(sum / D + eps). Another order would be no faster: `rms_norm_modulate_high` has the same.
 #include "../common/admitted.cuh"
 #include "../common/normalized_rows.cuh"
 
@@ -11,45 +11,24 @@ namespace {
 
 constexpr int warps = 4;
 constexpr int threads = warps * warp_lanes;
+constexpr auto norm = Weighting::before_rounding;
 
-// The width of a load, and how much of a row a thread keeps: kHeld vectors.
-template <typename T, int kHeld, int kWidth>
-struct RmsNormModulate {
-  NormalizedRows<T> task;
+// ATen's order, by threads that hold ATen's own vectors, or by way of shared memory where theirs are wider.
+template <bool kStaged>
+struct RowKernelOrder {
+  static constexpr bool staged = kStaged;
 
-  FUSIONGATE_DEVICE void operator()(const Block<threads>& block) const {
-    const int64_t row = block.index;
-    const T* source = task.source(row);
-    const int64_t columns = task.rows.columns;
-    const int vectors = static_cast<int>(columns / kWidth);
-
-    PerThread<Held<T, kHeld, kWidth>, threads> held;
+  template <typename T, typename Way>
+  FUSIONGATE_DEVICE PerThread<float, threads> statistics(const Block<threads>& block, const TakenRow<T, Way>& row, float eps) const {
+    const float center = planted<Fault::mean_subtracted> ? mean(row) : 0.0f;
     PerThread<float, threads> sums;
-    const float center = planted<Fault::mean_subtracted> ? mean(block, source, columns) : 0.0f;
     block.each([&](int thread) {
-      float sum = 0.0f;
-      auto accumulate = [&](const Vector<T, kWidth>& vector) {
-        FUSIONGATE_UNROLL
-        for (int i = 0; i < kWidth; ++i) {
-          const float value = planted<Fault::mean_subtracted> ? widen(vector.elements[i]) - center : widen(vector.elements[i]);
-          sum = fma(value, value, sum);
-        }
-      };
-      FUSIONGATE_UNROLL
-      for (int i = 0; i < kHeld; ++i) {
-        const int vector = thread + i * threads;
-        if (vector < vectors) held[thread].vectors[i] = load<kWidth>(source + vector * kWidth);
+      if constexpr (staged) {
+        sums[thread] = sum_of_staged(row, thread, center);
+      } else {
+        sums[thread] = sum_of_held(row, thread, center);
       }
-      FUSIONGATE_UNROLL
-      for (int i = 0; i < kHeld; ++i) {
-        if (thread + i * threads < vectors) accumulate(held[thread].vectors[i]);
-      }
-      for (int vector = thread + kHeld * threads; vector < vectors; vector += threads) {
-        accumulate(load<kWidth>(source + vector * kWidth));
-      }
-      sums[thread] = sum;
     });
-
     reduce_warps<true>(block, sums);
     FUSIONGATE_SHARED float partial[warps];
     block.each([&](int thread) {
@@ -57,49 +36,138 @@ struct RmsNormModulate {
     });
     block.synchronize();
     const float sum = add(add(partial[0], partial[2]), add(partial[1], partial[3]));
-    const float mean_square = divide(sum, static_cast<float>(columns));
-    const float statistic = reciprocal_square_root(add(mean_square, planted_epsilon(task.eps)));
+    const float statistic = reciprocal_square_root(add(divide(sum, static_cast<float>(row.columns)), eps));
+    block.each([&](int thread) { sums[thread] = statistic; });
+    return sums;
+  }
 
-    const OutputRow<T, Weighting::before_rounding> output(task, row);
-    block.each([&](int thread) {
-      if (thread == 0 && task.rstd != nullptr) task.rstd[row] = statistic;
+  template <typename T, typename Way>
+  FUSIONGATE_DEVICE static float sum_of_held(const TakenRow<T, Way>& row, int thread, float center) {
+    float sum = 0.0f;
+    Way::each_held(thread, row.columns, [&](int i, int) { sum = with_squares(sum, row.held[thread].vectors[i], center); });
+    Way::each_other(thread, row.columns, [&](int column) { sum = with_squares(sum, load<Way::width>(row.source + column), center); });
+    return sum;
+  }
+
+  // In groups without a branch, so that their loads do not wait for one another: past the row's end stand zeros, which a sum of
+  // squares does not notice.
+  template <typename T, typename Way>
+  FUSIONGATE_DEVICE static float sum_of_staged(const TakenRow<T, Way>& row, int thread, float center) {
+    constexpr int steps = Way::held * Way::width / 4, group = 4;
+    float sum = 0.0f;
+    FUSIONGATE_UNROLL
+    for (int first = 0; first < steps; first += group) {
+      Vector<T, 4> values[group];
       FUSIONGATE_UNROLL
-      for (int i = 0; i < kHeld; ++i) {
-        const int vector = thread + i * threads;
-        if (vector < vectors) output.finish(vector * kWidth, held[thread].vectors[i], statistic);
+      for (int i = 0; i < group && first + i < steps; ++i) {
+        const int column = 4 * (thread + (first + i) * threads);
+        const bool inside = Way::has((first + i) * 4 / Way::width, column, row.columns);
+        values[i] = load<4>(row.staged + (inside ? column : 0));
+        if (!inside) values[i] = filled(narrow<T>(center));
       }
-      for (int vector = thread + kHeld * threads; vector < vectors; vector += threads) {
-        output.finish(vector * kWidth, load<kWidth>(source + vector * kWidth), statistic);
-      }
-    });
+      FUSIONGATE_UNROLL
+      for (int i = 0; i < group && first + i < steps; ++i) sum = with_squares(sum, values[i], center);
+    }
+    return sum;
+  }
+
+  template <typename T, int kWidth>
+  FUSIONGATE_DEVICE static float with_squares(float sum, const Vector<T, kWidth>& vector, float center) {
+    FUSIONGATE_UNROLL
+    for (int i = 0; i < kWidth; ++i) {
+      const float value = planted<Fault::mean_subtracted> ? widen(vector.elements[i]) - center : widen(vector.elements[i]);
+      sum = fma(value, value, sum);
+    }
+    return sum;
+  }
+
+  template <typename T>
+  FUSIONGATE_DEVICE static Vector<T, 4> filled(T value) {
+    return {{value, value, value, value}};
   }
 
   // Only the planted LayerNorm needs it; every thread reads the whole row.
-  FUSIONGATE_DEVICE static float mean(const Block<threads>&, const T* source, int64_t columns) {
+  template <typename T, typename Way>
+  FUSIONGATE_DEVICE static float mean(const TakenRow<T, Way>& row) {
     float sum = 0.0f;
-    for (int64_t column = 0; column < columns; ++column) sum = add(sum, widen(source[column]));
-    return divide(sum, static_cast<float>(columns));
+    for (int column = 0; column < row.columns; ++column) sum = add(sum, widen(row.source[column]));
+    return divide(sum, static_cast<float>(row.columns));
   }
 };
 
-template <typename T, int kHeld, int kWidth>
-void launch_held(const NormalizedRows<T>& task, const TensorView& x) {
-  launch<threads>(task.count, RmsNormModulate<T, kHeld, kWidth>{task}, x.device().device_id, stream_of(x));
+constexpr RowKernelOrder<false> direct{};   // vectors of 4 elements are ATen's own: nothing has to change hands
+[[maybe_unused]] constexpr RowKernelOrder<true> staged{};
+
+// Measured on an H200: below, the blocks of a launch all start together, and the shortest way through a row wins.
+template <typename T>
+bool is_large(const NormalizedRows<T>& task) {
+  return task.count * task.rows.columns >= int64_t{1} << 24;
 }
 
-// As many vectors in registers as the row needs: a power of two, so that few variants are compiled.
-template <typename T, int kWidth>
-void launch_width(const NormalizedRows<T>& task, const TensorView& x) {
-  const int64_t needed = (task.rows.columns / kWidth + threads - 1) / threads;
-  if (needed <= 2) {
-    launch_held<T, 2, kWidth>(task, x);
-  } else if (needed <= 4) {
-    launch_held<T, 4, kWidth>(task, x);
-  } else if (needed <= 8) {
-    launch_held<T, 8, kWidth>(task, x);
-  } else {
-    launch_held<T, 16, kWidth>(task, x);
+// Whether the row is a long one of a 16-bit type that 16-byte loads may take, and was launched.
+template <Weight kWeight, typename T>
+bool launch_long(const NormalizedRows<T>& task, const TensorView& x) {
+  constexpr int width = 16 / sizeof(T);
+  const auto way = [&](auto plan) {
+    launch_rows<norm, decltype(plan)>(task, staged, x);
+    return true;
+  };
+  const int64_t needed = (task.rows.columns / width + threads - 1) / threads;
+  switch (needed) {
+    case 1:
+    case 2:
+    case 3:
+      return false;
+    case 4:
+      if (kWeight == Weight::none && is_large(task) && task.rows.columns > 7 * 4 * threads) return false;
+      return way(Plan<threads, width, 4, kWeight, ahead | bypasses, 8>{});
+    case 5:
+      return way(Plan<threads, width, 5, kWeight, ahead | bypasses, 8>{});
+    case 6:
+      return way(Plan<threads, width, 6, kWeight, ahead | bypasses, 8>{});
+    case 7:
+      return way(Plan<threads, width, 7, kWeight, ahead | rereads>{});
+    case 8:
+      return way(Plan<threads, width, 8, kWeight, ahead | rereads>{});
+    default:
+      return needed <= 16 && way(Plan<threads, width, 16, kWeight, bypasses | ragged, kWeight == Weight::none ? 4 : 6>{});
   }
+}
+
+// What registers take is exact for the common lengths: those of an empty place would be lost.
+template <Weight kWeight, typename T>
+void launch_task(const NormalizedRows<T>& task, const TensorView& x, bool widest) {
+  constexpr bool is_short = sizeof(T) == 2;
+  if constexpr (is_short && warp_lanes == 32) {
+    if (widest && launch_long<kWeight>(task, x)) return;
+  }
+  const auto way = [&](auto plan) { launch_rows<norm, decltype(plan)>(task, direct, x); };
+  switch ((task.rows.columns / 4 + threads - 1) / threads) {
+    case 1:
+      return way(Plan<threads, 4, 1, Weight::either, ahead>{});
+    case 2:
+      return way(Plan<threads, 4, 2, kWeight, ahead>{});
+    case 3:
+      return way(Plan<threads, 4, 3, kWeight, ahead>{});
+    case 4:
+      return way(Plan<threads, 4, 4, kWeight, ahead>{});
+    case 5:
+      return way(Plan<threads, 4, 5, kWeight, is_short ? ahead : 0>{});
+    case 6:
+      return way(Plan<threads, 4, 6, kWeight, is_short ? ahead : 0, 8>{});
+    case 8:
+      if constexpr (kWeight != Weight::given) return way(Plan<threads, 4, 8, kWeight, is_short ? ahead : 0, is_short ? 6 : 8>{});
+      break;
+    case 10:
+      if constexpr (!is_short) return way(Plan<threads, 4, 10, kWeight, 0, 6>{});
+      break;
+    case 11:
+      if constexpr (!is_short) return way(Plan<threads, 4, 11, kWeight, 0, 6>{});
+      break;
+    default:
+      break;
+  }
+  way(Plan<threads, 4, 8, Weight::either, ragged, is_short ? 8 : 6>{});
 }
 
 void rms_norm_modulate(TensorView out, TensorView x, TensorView scale, TensorView shift, Optional<TensorView> weight, double eps,
@@ -109,27 +177,14 @@ void rms_norm_modulate(TensorView out, TensorView x, TensorView scale, TensorVie
   if (x.numel() == 0) return;
   dispatch(x.dtype(), [&](auto tag) {
     using T = typename decltype(tag)::type;
-    launch_width<T, 4>(normalized_rows<T>(out, x, scale, shift, weight, eps, rstd), x);
+    const auto task = normalized_rows<T>(out, x, scale, shift, weight, eps, rstd);
+    const bool widest = allow_widest<T>(out, x, scale, shift, weight);
+    with_weight(task, [&](auto known) { launch_task<known.value>(task, x, widest); });
   });
 }
 
-// Loads of 16 bytes where the operands allow it: the order of the sum is whatever that gives.
 void rms_norm_modulate_high(TensorView out, TensorView x, TensorView scale, TensorView shift, double eps) {
-  check_norm_operands(out, x, scale, shift, {}, {});
-  TVM_FFI_ICHECK(x.size(2) % 4 == 0) << "D must be a multiple of 4";
-  if (x.numel() == 0) return;
-  dispatch(x.dtype(), [&](auto tag) {
-    using T = typename decltype(tag)::type;
-    const auto task = normalized_rows<T>(out, x, scale, shift, {}, eps, {});
-    constexpr int widest = 16 / sizeof(T);
-    const bool wide = task.rows.columns % widest == 0 && is_aligned(x, widest) && is_aligned(out, widest) &&
-                      rows_allow(scale, widest) && rows_allow(shift, widest);
-    if (wide) {
-      launch_width<T, widest>(task, x);
-    } else {
-      launch_width<T, 4>(task, x);
-    }
-  });
+  rms_norm_modulate(out, x, scale, shift, {}, eps, {});
 }
 
 }  // namespace

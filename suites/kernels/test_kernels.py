@@ -138,6 +138,45 @@ def test_a_weight_is_part_of_the_norm(name: str, dtype: torch.dtype) -> None:
         assert not verified(op, *args[:4])
 
 
+@pytest.mark.parametrize("weighted", [False, True], ids=["no weight", "weight"])
+@pytest.mark.parametrize("columns", [520, 1024, 1536, 2240, 3072, 4096, 5120, 5376, 7168, 7680, 8192, 12288], ids=str)
+@pytest.mark.parametrize("name", ["rms_norm_modulate", "composite_rms_norm_modulate"])
+def test_a_norm_is_exact_by_whichever_way_its_kernel_goes_through_a_row(
+    name: str, columns: int, weighted: bool
+) -> None:
+    """By the number of vectors that a thread has; 16 rows, from which on the composite's common grid is taken."""
+    op = BY_NAME[name]
+    x, *rows = operands(1, 16, columns)
+    weight = torch.randn(columns, generator=torch.Generator().manual_seed(3)).bfloat16() if weighted else None
+    args = (x, *rows, EPS, weight)
+    of_reference, of_kernel = op.witness or pytest.fail("no witness")
+
+    assert same_bits(op.fused(*args), op.reference(*args))
+    assert same_bits(of_kernel(*args), of_reference(*args))
+
+
+@pytest.mark.parametrize("eps", [0.0, 1e-38, EPS])
+@pytest.mark.parametrize("magnitude", [1e-19, 1e-20, 1e-21])
+def test_squares_that_are_subnormal_round_as_eager_s_do(magnitude: float, eps: float) -> None:
+    """A fused multiply-add would keep what the product loses there: only an ordinary eps hides it."""
+    x, scale, shift = operands(1, 64, 2048)
+    of_reference, of_kernel = BY_NAME["composite_rms_norm_modulate"].witness or pytest.fail("no witness")
+    args = (x * magnitude, scale, shift, eps)
+
+    assert same_bits(of_kernel(*args), of_reference(*args))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", [(1, 3, 4100), (3, 1, 12), (1, 1, 4), (1, 129, 20)], ids=str)
+@pytest.mark.parametrize("name", ["modulate", "modulate_fp32"])
+def test_a_line_that_ends_within_16_bytes_is_modulated_to_its_end(
+    name: str, shape: tuple[int, int, int], dtype: torch.dtype
+) -> None:
+    args = operands(*shape, dtype)
+
+    assert same_bits(BY_NAME[name].fused(*args), BY_NAME[name].reference(*args))
+
+
 @pytest.mark.parametrize("name", ["rms_norm_modulate", "composite_rms_norm_modulate"])
 def test_the_statistic_is_equal_over_thousands_of_rows(name: str) -> None:
     """The host build repeats the GPU's order: rstd itself, in fp32, not what is left of it after rounding."""
