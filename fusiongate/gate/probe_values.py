@@ -24,10 +24,10 @@ _KINDS = 4
 def numbers(like: Tensor, size: Sequence[int], rng: Random, *, special: bool) -> Tensor:
     """Numbers for a floating tensor: normal ones, or with what arithmetic treats specially among them."""
     count, row = math.prod(size), like.shape[-1] if like.dim() and like.stride(-1) == 1 else 1
-    block = (row if 0 < row <= min(count, _POOL) // (2 * _KINDS) else _SEGMENT) if special else 1
+    block = (row if 0 < row <= min(count, _POOL) // (2 * _KINDS) else _SEGMENT) if special else 0
     pool = _pool(like.dtype, like.device, block)
     # At a whole block, so that a row is of one kind.
-    start = rng.randrange(len(pool) // block) * block
+    start = rng.randrange(len(pool) // max(block, 1)) * max(block, 1)
     pieces = [pool[start : start + count]]
     missing = count - len(pieces[0])
     pieces += [pool] * (missing // len(pool)) + [pool[: missing % len(pool)]]
@@ -43,7 +43,7 @@ def _pool(dtype: torch.dtype, device: torch.device, block: int) -> Tensor:
     dtype, device
         The operand's.
     block
-        How many numbers that follow each other are of one kind; 1 if all are to be normal.
+        How many numbers that follow each other are of one kind; 0 if all are to be normal.
     """
     generator = torch.Generator("cpu")
     generator.manual_seed(0x5EED + block)
@@ -55,7 +55,7 @@ def _pool(dtype: torch.dtype, device: torch.device, block: int) -> Tensor:
         else:
             wide = torch.float64 if dtype == torch.float64 else torch.float32
             values = torch.randn(_POOL, dtype=wide, device="cpu", generator=generator).to(dtype)
-            if block > 1:
+            if block:
                 _mix(values, block, generator)
         return values.to(device)
 
