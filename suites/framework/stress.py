@@ -117,8 +117,8 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=600.0)
     torch.set_num_threads(1)
     outcome = stress(parser.parse_args().seconds)
-    print(f"{outcome.calls:,} calls, {outcome.fused:,} of them fused, beside {outcome.draws:,} draws")
-    print("\n".join(outcome.faults[:20]) or "no fault")
+    told = [f"{outcome.calls:,} calls, {outcome.fused:,} of them fused, beside {outcome.draws:,} draws"]
+    sys.stdout.write("\n".join([*told, *(outcome.faults[:20] or ["no fault"]), ""]))
     return 1 if outcome.faults else 0
 
 

@@ -59,7 +59,8 @@ def magnitudes(draw: st.DrawFn) -> Wrong:
 
     def elements(_launch: int, *args: Tensor) -> Tensor:
         values = args[["x", "scale", "shift"].index(operand)].double().abs()
-        return ((values >= 2.0**low) & (values < 2.0 ** (low + width))).expand_as(args[0])
+        mask: Tensor = (values >= 2.0**low) & (values < 2.0 ** (low + width))
+        return mask.expand_as(args[0])
 
     return Wrong(f"2**{low:.1f} <= |{operand}| < 2**{low + width:.1f}", elements)
 
