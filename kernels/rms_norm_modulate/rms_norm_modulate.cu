@@ -159,10 +159,17 @@ void launch_task(const NormalizedRows<T>& task, const TensorView& x, bool widest
       if constexpr (kWeight != Weight::given) return way(Plan<threads, 4, 8, kWeight, is_short ? ahead : 0, is_short ? 6 : 8>{});
       break;
     case 10:
-      if constexpr (!is_short) return way(Plan<threads, 4, 10, kWeight, 0, 6>{});
-      break;
     case 11:
-      if constexpr (!is_short) return way(Plan<threads, 4, 11, kWeight, 0, 6>{});
+      // All but the last vector have to be there.
+      if constexpr (!is_short) {
+        if (task.rows.columns >= 10 * 4 * threads) return way(Plan<threads, 4, 11, kWeight, 0, 6>{});
+      }
+      break;
+    case 12:
+    case 13:
+    case 14:
+    case 15:
+      if constexpr (!is_short) return way(Plan<threads, 4, 16, kWeight, ragged, 5>{});
       break;
     default:
       break;

@@ -138,16 +138,16 @@ def test_a_weight_is_part_of_the_norm(name: str, dtype: torch.dtype) -> None:
         assert not verified(op, *args[:4])
 
 
-@pytest.mark.parametrize("weighted", [False, True], ids=["no weight", "weight"])
+@pytest.mark.parametrize("dtype, weighted", [(torch.bfloat16, False), (torch.bfloat16, True), (torch.float32, True)])
 @pytest.mark.parametrize("columns", [520, 1024, 1536, 2240, 3072, 4096, 5120, 5376, 7168, 7680, 8192, 12288], ids=str)
 @pytest.mark.parametrize("name", ["rms_norm_modulate", "composite_rms_norm_modulate"])
 def test_a_norm_is_exact_by_whichever_way_its_kernel_goes_through_a_row(
-    name: str, columns: int, weighted: bool
+    name: str, columns: int, dtype: torch.dtype, weighted: bool
 ) -> None:
     """By the number of vectors that a thread has; 16 rows, from which on the composite's common grid is taken."""
     op = BY_NAME[name]
-    x, *rows = operands(1, 16, columns)
-    weight = torch.randn(columns, generator=torch.Generator().manual_seed(3)).bfloat16() if weighted else None
+    x, *rows = operands(1, 16, columns, dtype)
+    weight = torch.randn(columns, generator=torch.Generator().manual_seed(3)).to(dtype) if weighted else None
     args = (x, *rows, EPS, weight)
     of_reference, of_kernel = op.witness or pytest.fail("no witness")
 
