@@ -131,8 +131,8 @@ class Subject:
     """Same arguments: None where the launcher has to be reached, else a reason. Without it, always."""
     reset: Callable[[], Any] | None = None
     """Forgets what the function's own gate has seen; called around each cell."""
-    contract: Contract = Exact()  # noqa: RUF009  # frozen
-    """What "same" means."""
+    contract: Contract | tuple[Contract, ...] = Exact()  # noqa: RUF009  # frozen
+    """What "same" means: for all outputs, or one for each."""
     fusion: Fusion[..., Any] | None = None
     """The fusion, for a subject made by `of`."""
 
@@ -157,6 +157,15 @@ class Subject:
             contract=fusion.contract,
             fusion=fusion,
         )
+
+    @property
+    def written(self) -> tuple[int, ...]:
+        """The positions of the arguments that it writes."""
+        return () if self.fusion is None else self.fusion.spec.written
+
+    def contract_of(self, output: int) -> Contract:
+        """The contract of an output: those that are returned, then the written arguments."""
+        return self.contract[output] if isinstance(self.contract, tuple) else self.contract
 
     def declined(self, *args: Any) -> str | None:
         """The reason for which these arguments may not be launched, None if they have to be."""

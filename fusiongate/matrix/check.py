@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from fusiongate.comparison.bits import normalised_strides
-from fusiongate.comparison.contracts import Exact
-from fusiongate.comparison.verdicts import bits_differ, unlike
+from fusiongate.comparison.contracts import Contract, Exact
+from fusiongate.comparison.verdicts import Verdict, bits_differ, unlike
 from fusiongate.diagnosis.hints import compare
 from fusiongate.errors import FusiongateError
 from fusiongate.gate.global_state import kept_settings
@@ -23,6 +23,7 @@ from fusiongate.subjects import Launcher, Subject, Trial
 
 from .cells import Cell, CellFailure, CellResult, NotRun, Outcome, Path, described
 from .inputs import HUGE_ELEMENTS
+from .layouts import copied, on_copies
 from .lifecycles import Lifecycle
 from .modes import Mode
 from .operands import results_of
@@ -88,7 +89,9 @@ class PreparedCell:
         self._elsewhere = elsewhere
         self._must_launch = must_launch
         self._may_decline = may_decline
-        self._reference = mode.wrap(subject.reference, device) if mode.alike else subject.reference
+        # What it writes is a copy: the operands of a call are the same for the reference and for the subject.
+        self._plainly = on_copies(subject.reference, subject.written)
+        self._reference = mode.called(subject.reference, subject.written, device) if mode.alike else self._plainly
         self.args: tuple[Any, ...] = self._draw(0)
         """The arguments of the first call."""
         self._first: Any = None
@@ -109,7 +112,7 @@ class PreparedCell:
 
     def _check_traceable(self) -> None:
         try:
-            self._mode.wrap(self._subject.reference, self._device)(*self.args)
+            self._mode.called(self._subject.reference, self._subject.written, self._device)(*self.args)
         except Exception as error:
             raise NotRun(f"{self._mode.name} does not trace the reference: {described(error)}") from error
 
@@ -124,11 +127,12 @@ class PreparedCell:
         return self._last.reason
 
     @property
-    def expected(self) -> torch.Tensor:
-        """What the reference makes of `args`; raises what eager raises."""
+    def expected(self) -> Any:
+        """What the reference makes of `args`, of several outputs a tuple; raises what eager raises."""
         if self._raised is not None:
             raise self._raised
-        return results_of(self._first)[0]
+        outputs = results_of(self._first)
+        return outputs[0] if len(outputs) == 1 else outputs
 
     def check(self) -> CellResult:
         """Call the subject, and assert path, reason, launches, bits and strides of every call.
@@ -144,7 +148,7 @@ class PreparedCell:
         calls = len(self._steps)
         with self._lifecycle.around(), self._trial() as trial:
             self._lifecycle.ready(trial, self._elsewhere)
-            call = self._mode.wrap(trial.call, self._device)
+            call = self._mode.called(trial.call, self._subject.written, self._device)
             before = trial.launches
             for number in range(calls):
                 self._check_call(trial, call, number)
@@ -186,7 +190,10 @@ class PreparedCell:
     def _draw(self, number: int) -> tuple[Any, ...]:
         mode = self._mode
         with self._around() if mode.made_inside else contextlib.nullcontext():
-            return mode.convert(self._drawn(number))
+            drawn = self._drawn(number)
+            # A parameter that requires a gradient is written by nobody.
+            kept = self._subject.written if mode.name == "no-grad-parameters" else ()
+            return tuple(drawn[place] if place in kept else one for place, one in enumerate(mode.convert(drawn)))
 
     def _around(self) -> contextlib.AbstractContextManager[Any]:
         return self._mode.around(self._device)
@@ -308,11 +315,13 @@ class PreparedCell:
         lines = [str(event) for event in fusion.gate.events]
         with self._around(), kept_settings():
             try:
-                verdict = compare(
-                    fusion.fused(*self.args), fusion.reference(*self.args), fusion.contract, fusion.reference, self.args
-                )
+                actual = results_of(on_copies(fusion.fused, self._subject.written)(*self.args))
+                expected = results_of(self._plainly(*self.args))
+                pairs = zip(range(len(expected)), actual, expected, strict=False)
+                verdicts = [self._compared(*pair, self.args) for pair in pairs]
             except Exception as error:
                 return "\n".join([*lines, f"on this cell's arguments the kernel raised {described(error)}"])
+        verdict = next((verdict for verdict in verdicts if not verdict), verdicts[0])
         # What the gate has found already is not told twice.
         if not any(f"hint: {verdict.hint}" in line for line in lines):
             lines.append(f"on this cell's arguments: {verdict}")
@@ -327,24 +336,43 @@ class PreparedCell:
         actual: tuple[torch.Tensor, ...],
         expected: tuple[torch.Tensor, ...],
     ) -> None:
-        mode, subject = self._mode, self._subject
+        mode, outputs = self._mode, len(expected)
         if not mode.alike:
             # A mode that calls several times gives a result of each; a replay calls nothing.
             expected = expected * max(1, mode.gate_calls[number])
         self._check_number(number, actual, expected)
-        for got, wanted in zip(actual, expected, strict=False):
+        for place, (got, wanted) in enumerate(zip(actual, expected, strict=False)):
             if mode.metadata_only:
                 if _metadata_of(got) != _metadata_of(wanted):
                     raise self._failure(number, f"{_metadata_of(got)}", f"{_metadata_of(wanted)}")
                 continue
-            contract = subject.contract if self.path == "fused" else Exact()
-            verdict = compare(got, wanted, contract, subject.reference, args)
+            output = place % outputs
+            verdict = self._compared(output, got, wanted, args)
             if not verdict.ok:
-                raise self._failure(number, "the result is not the reference's", str(contract), str(verdict))
+                happened = f"{self._which(output, outputs)} is not the reference's"
+                raise self._failure(number, happened, str(self._contract(output)), str(verdict))
             if mode.alike and (difference := unlike(got, wanted)) is not None:
                 raise self._failure(number, difference, "a result of the reference's kind")
             if _shares_memory(got, args) and not _shares_memory(wanted, args):
                 raise self._failure(number, "the result shares memory with an input", "a new tensor")
+
+    def _contract(self, output: int) -> Contract:
+        return self._subject.contract_of(output) if self.path == "fused" else Exact()
+
+    def _compared(self, output: int, actual: Any, expected: torch.Tensor, args: tuple[Any, ...]) -> Verdict:
+        """An output against the reference's; the hint replays the chain that gives this one."""
+        plainly = self._plainly
+        reference = lambda *given: results_of(plainly(*given))[output]
+        return compare(actual, expected, self._contract(output), reference, args)
+
+    def _which(self, output: int, outputs: int) -> str:
+        """Which of several outputs, in words."""
+        fusion, returned = self._subject.fusion, outputs - len(self._subject.written)
+        if fusion is None or self._mode.alike or outputs == 1 or output < returned == 1:
+            return "the result"
+        if output < returned:
+            return f"result {output + 1} of {returned}"
+        return f"`{fusion.spec.mutates_args[output - returned]}`, which is written,"
 
     def _check_number(self, number: int, actual: tuple[torch.Tensor, ...], expected: tuple[torch.Tensor, ...]) -> None:
         if len(actual) != len(expected):
@@ -356,7 +384,8 @@ class PreparedCell:
             return
         of_reference, of_fused = fusion.witness
         with self._around():
-            verdict = compare(of_fused(*self.args), of_reference(*self.args))
+            given = [tuple(map(_own, self.args)) if self._subject.written else self.args for _ in range(2)]
+            verdict = compare(of_fused(*given[0]), of_reference(*given[1]))
         if not verdict.ok:
             raise self._failure(None, "the witness differs from the reference's", "equal bits", str(verdict))
 
@@ -366,6 +395,10 @@ class PreparedCell:
         if number is not None and (replay := self._mode.replays[number]):
             where += f", on replay {replay}"
         return CellFailure.at(self.cell, where, happened, expected, more)
+
+
+def _own(argument: Any) -> Any:
+    return copied(argument) if isinstance(argument, torch.Tensor) else argument
 
 
 class _Forbidden:

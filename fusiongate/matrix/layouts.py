@@ -6,16 +6,18 @@ that a failure of one layout alone is a fault of reading or writing memory.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from fusiongate.gate.spec import returned
+
 from .inputs import Inputs, Role, Size
 from .operands import Operand, Place
 
-__all__ = ["PLACES", "Layout", "aligned_copy", "layouts_for", "realigned"]
+__all__ = ["PLACES", "Layout", "aligned_copy", "copied", "layouts_for", "on_copies", "realigned"]
 
 Shapes = dict[str, tuple[int, ...]]
 Tensors = dict[str, torch.Tensor]
@@ -352,13 +354,44 @@ def aligned_copy(tensor: torch.Tensor, device: torch.device | None = None) -> to
 
 
 def realigned(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor as it is laid out, moved if need be so that chance has no part in its alignment.
-
-    What is left of its address after whole 64-byte lines is kept: that much, and no more, somebody chose.
-    """
-    offset = tensor.data_ptr() % _LINE
-    if not tensor.numel() or tensor.data_ptr() % _ALIGNMENT == offset:
+    """The tensor as it is laid out, moved if need be so that chance has no part in its alignment."""
+    if not tensor.numel() or tensor.data_ptr() % _ALIGNMENT == tensor.data_ptr() % _LINE:
         return tensor
+    return _moved(tensor)
+
+
+def copied(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy that lies as the tensor does, strides and alignment, and has a gradient if it has one."""
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.is_meta or not tensor.numel():
+        return tensor.clone()
+    source = tensor.detach()
+    copy = torch._neg_view(_moved(torch._neg_view(source))) if tensor.is_neg() else _moved(source)
+    return copy.requires_grad_(tensor.requires_grad)
+
+
+def on_copies(function: Callable[..., Any], written: Sequence[int]) -> Callable[..., Any]:
+    """A function that writes some of its arguments, as one that gives what it wrote after what it returned.
+
+    Its caller's arguments stay as they are, so that it can be called again on the same.
+    """
+    if not written:
+        return function
+
+    def called(*args: Any) -> tuple[Any, ...]:
+        given = [copied(one) if place in written and _is_tensor(one) else one for place, one in enumerate(args)]
+        result = function(*given)
+        return (*returned(result), *(given[place] for place in written if _is_tensor(given[place])))
+
+    return called
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, torch.Tensor)
+
+
+def _moved(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy as it is laid out; what is left of its address after whole lines is kept: that much somebody chose."""
+    offset = tensor.data_ptr() % _LINE
     span = 1 + sum((length - 1) * stride for length, stride in zip(tensor.shape, tensor.stride(), strict=True))
     before = offset // tensor.element_size()
     memory = aligned((before + span,), tensor)[before:]

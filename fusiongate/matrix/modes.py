@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 from unittest import mock
@@ -17,6 +17,7 @@ from fusiongate.subjects import Subject
 
 from . import streams, tracing
 from .cells import NotRun
+from .layouts import on_copies
 from .operands import floating, results_of
 
 __all__ = ["MODES", "Forced", "Mode"]
@@ -81,8 +82,16 @@ class Mode:
     """Whether the mode exists on GPUs only."""
     expands: bool = True
     """Whether a matrix has cells of it; one of the others takes a `Cell` that names it."""
+    traces: bool = False
+    """Whether what is called is traced or differentiated, so that an argument to be written is copied outside."""
     differentiates: bool = False
     """Whether it asks for a gradient, which nothing but a floating tensor has."""
+
+    def called(self, function: Function, written: Sequence[int], device: torch.device) -> Function:
+        """What a cell calls for a subject's function that writes some of its arguments, or none."""
+        if self.traces or self.differentiates:
+            return on_copies(self.wrap(function, device), written)
+        return self.wrap(on_copies(function, written), device)
 
     @property
     def traces_once(self) -> bool:
@@ -184,10 +193,10 @@ MODES: dict[str, Mode] = {
         Mode("deterministic", around=_deterministic),
         Mode("default-device", around=lambda device: device),
         Mode("compiling-patched", _COMPILING, around=_compiling, launcher_fails=True),
-        Mode("compile", _COMPILING, wrap=tracing.compiled, alike=True, launcher_fails=True),
-        Mode("make-fx", _TRACING, wrap=tracing.by_make_fx, gate_calls=(1, 0, 0)),
-        Mode("jit-trace", _TRACING, wrap=tracing.by_jit, gate_calls=(1, 0, 0)),
-        Mode("vmap", _TRACING, wrap=tracing.by_vmap, alike=True),
+        Mode("compile", _COMPILING, wrap=tracing.compiled, alike=True, launcher_fails=True, traces=True),
+        Mode("make-fx", _TRACING, wrap=tracing.by_make_fx, gate_calls=(1, 0, 0), traces=True),
+        Mode("jit-trace", _TRACING, wrap=tracing.by_jit, gate_calls=(1, 0, 0), traces=True),
+        Mode("vmap", _TRACING, wrap=tracing.by_vmap, alike=True, traces=True),
         Mode("functorch-grad", _TRACING, wrap=tracing.by_functorch_grad, alike=True, differentiates=True),
         Mode("dispatch-mode", _TRACING, around=lambda _: _PassThrough()),
         Mode("meta", _TRACING, convert=tracing.to_meta, metadata_only=True),

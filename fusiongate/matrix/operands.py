@@ -158,8 +158,10 @@ def floating(arguments: tuple[Any, ...]) -> list[torch.Tensor]:
 
 
 def results_of(result: Any) -> tuple[torch.Tensor, ...]:
-    """What a call gave, as a tuple."""
-    return result if isinstance(result, tuple) else (result,)
+    """What a call gave, or several calls, one after another."""
+    if not isinstance(result, tuple):
+        return (result,)
+    return tuple(one for part in result for one in results_of(part))
 
 
 Place = Callable[[torch.Tensor], torch.Tensor]

@@ -18,9 +18,10 @@ from .data import DATA, Draw, can_cancel, generator_for
 from .devices import DEVICES, check_memory
 from .expansion import axis_values, expand
 from .inputs import HUGE_ELEMENTS, LARGE_ELEMENTS, Factory, Inputs, Size, dtypes_for, sizes_for
-from .layouts import PLACES, aligned_copy, layouts_for, realigned
+from .layouts import PLACES, aligned_copy, layouts_for, on_copies, realigned
 from .lifecycles import LIFECYCLES
 from .modes import MODES
+from .operands import results_of
 
 __all__ = ["Matrix"]
 
@@ -259,6 +260,9 @@ class Matrix:
                 placed[operand.name] = PLACES[operand.layout](values[operand.name])
         return self.inputs.positional(placed, where)
 
+    def _first_output(self, *args: Any) -> Any:
+        return results_of(on_copies(self.subject.reference, self.subject.written)(*args))[0]
+
     def _draw(self, cell: Cell, call: int, another: Size | None = None) -> Draw:
         size = another or self.sizes[cell.size]
         return Draw(
@@ -266,7 +270,7 @@ class Matrix:
             shapes=self._layouts[cell.layout].shapes(self.inputs, size),
             dtypes=self._dtypes[cell.dtype].assign(self.inputs),
             size=size,
-            reference=self.subject.reference,
+            reference=self._first_output,
             call=call,
             generator=generator_for(cell.id, call),
         )

@@ -11,6 +11,8 @@ import torch
 
 from fusiongate.gate.signatures import tensors_of
 
+from .operands import results_of
+
 __all__ = [
     "REPEATS",
     "THREADS",
@@ -43,15 +45,20 @@ def _capture(
     return torch.cuda.graph(graph, **options)
 
 
+def _kept(result: Any) -> tuple[torch.Tensor, ...]:  # only on a GPU: a CPU captures nothing
+    """What a graph gave, before its next replay gives it again."""
+    return tuple(one.clone() for one in results_of(result))
+
+
 def captured_cold(function: Function, device: torch.device) -> Function:  # only on a GPU: a CPU captures nothing
     """Each call is captured and replayed; nothing has been called before."""
 
-    def called(*arguments: Any) -> torch.Tensor:
+    def called(*arguments: Any) -> Any:
         graph = torch.cuda.CUDAGraph()
         with _capture(graph, device):
-            result: torch.Tensor = function(*arguments)
+            result = function(*arguments)
         graph.replay()
-        return result.clone()
+        return _kept(result)
 
     return called
 
@@ -60,14 +67,13 @@ def captured_warm(function: Function, device: torch.device) -> Function:  # only
     """Called plainly, then captured and replayed, then replayed on changed inputs."""
     static: list[Arguments] = []
     graph = torch.cuda.CUDAGraph()
-    recorded: list[torch.Tensor] = []
+    recorded: list[Any] = []
     calls = iter(range(3))
 
-    def called(*arguments: Any) -> torch.Tensor:
+    def called(*arguments: Any) -> Any:
         number = next(calls)
         if number == 0:
-            result: torch.Tensor = function(*arguments)
-            return result
+            return function(*arguments)
         if number == 1:
             static.append(arguments)
             with _capture(graph, device):
@@ -76,7 +82,7 @@ def captured_warm(function: Function, device: torch.device) -> Function:  # only
             for old, new in zip(tensors_of(static[0]), tensors_of(arguments), strict=True):
                 old.copy_(new)
         graph.replay()
-        return recorded[0].clone()
+        return _kept(recorded[0])
 
     return called
 
@@ -84,7 +90,7 @@ def captured_warm(function: Function, device: torch.device) -> Function:  # only
 def captured_in_segments(function: Function, device: torch.device) -> Function:  # only on a GPU: a CPU captures nothing
     """Captured in two segments, and called plainly in the break between them, as breakable graphs do."""
 
-    def called(*arguments: Any) -> tuple[torch.Tensor, ...]:
+    def called(*arguments: Any) -> tuple[Any, ...]:
         before, after = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
         with _capture(before, device):
             first = function(*arguments)
@@ -93,7 +99,7 @@ def captured_in_segments(function: Function, device: torch.device) -> Function: 
             second = function(*arguments)
         before.replay()
         after.replay()
-        return first.clone(), between, second.clone()
+        return _kept(first), between, _kept(second)
 
     return called
 
@@ -104,14 +110,14 @@ def captured_beside(function: Function, device: torch.device) -> Function:  # on
     The capture's error mode is its own thread's: in the global one, whatever waits for a device breaks it.
     """
 
-    def called(*arguments: Any) -> tuple[torch.Tensor, ...]:
+    def called(*arguments: Any) -> tuple[Any, ...]:
         graph = torch.cuda.CUDAGraph()
         with _capture(graph, device, capture_error_mode="thread_local"):
             first = function(*arguments)
             (beside,) = _at_once(function, arguments, threads=1)
             second = function(*arguments)
         graph.replay()
-        return first.clone(), beside, second.clone()
+        return _kept(first), beside, _kept(second)
 
     return called
 
@@ -121,7 +127,7 @@ def on_side_stream(function: Function, device: torch.device) -> Function:  # onl
     stream = torch.cuda.Stream(device)
     calls = iter(range(3))
 
-    def called(*arguments: Any) -> tuple[torch.Tensor, ...]:
+    def called(*arguments: Any) -> tuple[Any, ...]:
         first = tensors_of(arguments)[0]
         values = first.clone()
         results = []
@@ -144,7 +150,7 @@ def in_threads(cold: bool) -> Callable[[Function, torch.device], Function]:
     def wrap(function: Function, _device: torch.device) -> Function:
         calls = iter(range(3))
 
-        def called(*arguments: Any) -> tuple[torch.Tensor, ...]:
+        def called(*arguments: Any) -> tuple[Any, ...]:
             if next(calls) == 0 and not cold:
                 return (function(*arguments),)
             return _at_once(function, arguments)
@@ -154,8 +160,8 @@ def in_threads(cold: bool) -> Callable[[Function, torch.device], Function]:
     return wrap
 
 
-def _at_once(function: Function, arguments: Arguments, threads: int = THREADS) -> tuple[torch.Tensor, ...]:
-    results: list[torch.Tensor] = []
+def _at_once(function: Function, arguments: Arguments, threads: int = THREADS) -> tuple[Any, ...]:
+    results: list[Any] = []
     errors: list[Exception] = []
     barrier = threading.Barrier(threads)
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from .layouts import copied
 from .operands import floating, results_of
 
 __all__ = ["by_functorch_grad", "by_jit", "by_make_fx", "by_vmap", "compiled", "of_the_compiler", "to_fake", "to_meta"]
@@ -76,7 +77,8 @@ def _traced_once(function: Function, trace: Callable[[Function, list[torch.Tenso
     def called(*arguments: Any) -> Any:
         tensors, of_tensors = _of_tensors(function, arguments)
         if not graphs:
-            graphs.append(trace(of_tensors, tensors))
+            # A tracer runs what it traces, and the graph runs it again: what the first run writes is a copy's.
+            graphs.append(trace(of_tensors, [copied(tensor) for tensor in tensors]))
         return graphs[0](*tensors)
 
     return called

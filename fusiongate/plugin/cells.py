@@ -22,8 +22,6 @@ from .options import kernels_disabled
 from .rows import record
 
 if TYPE_CHECKING:
-    import torch
-
     from fusiongate.matrix import Cell, CellResult, Matrix, PreparedCell, Selected
 
 __all__ = ["FusionCase", "fusion_case"]
@@ -57,8 +55,8 @@ class FusionCase:
         return self._ready.args
 
     @property
-    def expected(self) -> torch.Tensor:
-        """What the reference makes of the operands."""
+    def expected(self) -> Any:
+        """What the reference makes of the operands: a tensor, or of several outputs a tuple."""
         return self._ready.expected
 
     @property

@@ -29,10 +29,11 @@ _PLUGINS = (cells, device, kernels, snapshots, benchmark, saboteurs)
 MARKS = {
     "fusion_matrix": {
         "subject": "a `fusiongate.Fusion` or a `fusiongate.Subject`",
-        "inputs": 'argument names, in positional order, to symbolic shapes such as `"B S D"`, to `fusiongate.operand(…)`, '
-        "with a dtype, a range, a layout or a value of its own, or `None` in its place, or to live values: numbers, "
-        "bools, `None`, and tensors, which each call gets a copy of. Or `f(size, dtype, device, generator) -> args`, which "
-        "makes all arguments, on that device and by that generator. Default: `fusiongate.ADALN`",
+        "inputs": 'argument names, in positional order, to symbolic shapes such as `"B S D"`; to '
+        "`fusiongate.operand(…)`, with a dtype, a range, a layout or a value of its own, or `None` in its place; or to "
+        "live values: numbers, bools, `None`, and tensors, of which each call gets a copy. Or "
+        "`f(size, dtype, device, generator) -> args`, which makes all arguments, on that device and by that generator. "
+        "Default: `fusiongate.ADALN`",
         "sizes": "the extents of the symbols; the one with the fewest elements is the base. Default: those of adaLN",
         "must_fuse": "layouts, or beginnings of their names, that have to launch. Default: `row-broadcast` and "
         "`strided-unbind`, or the base where there are no rows",

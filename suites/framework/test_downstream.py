@@ -147,3 +147,59 @@ def test_a_declines_made_too_strict_by_one_condition_is_red(project: Project) ->
     result = project.run(HOST, f"{test}[base]", f"{test}[strided-unbind-4d]")
     result.assert_outcomes(passed=1, failed=1)
     assert "must fuse, but declined: stride" in result.stdout.str()
+
+
+KINDS = {
+    "gather_scale": {
+        "mul(factor)": {
+            "mul(0.25)": "elements",
+            "mul(table.new_tensor(factor, dtype=torch.float16))": "elements",
+        },
+        "index.flatten()": {"index.flatten().roll(1)": "elements"},
+    },
+    "qk_norm_rope": {
+        "for x in (q, k))\n    return tuple(x.mul": {"for x in (q, q))\n    return tuple(x.mul": "output 2 of 2"},
+        "torch.cat([-x.chunk": {"torch.cat([x.chunk": "output 1 of 2"},
+        "-1).mul(sin)) for": {"-1).mul(cos)) for": "output 1 of 2"},
+    },
+    "add_rms_norm": {
+        "torch.add(residual, x, out=residual)": {"residual = residual + x": "`residual`, which is written"},
+        "weight, eps)\n\n\nop": {
+            "None, eps)\n\n\nop": "elements",
+            "weight, 10 * eps + 1e-3)\n\n\nop": "elements",
+        },
+    },
+}
+"""Kernels of other kinds, with an index and a number, with two outputs, with a written argument: three faults each, as
+the code that is replaced and what replaces it, and what the failure has to name."""
+
+TELLING = "base or fp16 or make-fx or nan-inf or permuted or refused"
+
+
+def test_kernels_with_indices_several_outputs_and_written_arguments_pass(
+    project: Project, run_from_the_wheel: Callable[..., pytest.RunResult]
+) -> None:
+    for recipe in KINDS:
+        project.write(f"test_{recipe}.py", recipe_file(recipe).read_text(encoding="utf-8"))
+    result = run_from_the_wheel("-k", f"({TELLING}) and not compile")
+    assert result.ret == pytest.ExitCode.OK
+    assert {"gather_scale", "qk_norm_rope", "add_rms_norm"} == {row.subject for row in project.rows("cell")}
+    assert all(row.payload["outcome"] != "red" for row in project.rows("cell"))
+
+
+def test_each_of_three_faults_in_them_is_one_cause(
+    project: Project, run_from_the_wheel: Callable[..., pytest.RunResult]
+) -> None:
+    named = {}
+    for recipe, faults in KINDS.items():
+        source = recipe_file(recipe).read_text(encoding="utf-8")
+        planted = [(right, wrong, told) for right, wrongs in faults.items() for wrong, told in wrongs.items()]
+        assert 3 == len(planted)
+        for number, (right, wrong, told) in enumerate(planted):
+            assert source.count(right) == 1, right
+            project.write(f"test_{recipe}_{number}.py", source.replace(right, wrong))
+            named[f"test_{recipe}_{number}.py::test_{recipe}[base]"] = told
+    result = run_from_the_wheel("-v", *named)
+    assert {"failed": 9} == result.parseoutcomes()
+    messages = {row.payload["test"]: row.payload["message"] for row in project.rows("cell")}
+    assert [test for test, told in named.items() if told not in messages[test]] == []

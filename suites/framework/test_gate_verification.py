@@ -766,3 +766,22 @@ def test_rows_that_the_kernel_declines_are_not_tried() -> None:
     )
 
     assert op.verify(torch.ones(2, 8, 8)).ok
+
+
+def test_a_kernel_that_writes_is_tried_on_many_small_probes_in_the_same_memory() -> None:
+    """Each probe's written operand is compared as it was then, and not as the last one left it."""
+
+    def added(x: Tensor, residual: Tensor) -> Tensor:
+        return residual.add_(x).mul(2)
+
+    op = Fusion("added", reference=added, fused=added, mutates_args=("residual",), grows=False)
+    assert op.verify(torch.randn(2, 8), torch.randn(2, 8)).ok
+
+    late = []
+
+    def late_wrong(x: Tensor, residual: Tensor) -> Tensor:
+        late.append(1)
+        return residual.add_(x).add_(len(late) > 5).mul(2)
+
+    op = Fusion("added", reference=added, fused=late_wrong, mutates_args=("residual",), grows=False)
+    assert not op.verify(torch.randn(2, 8), torch.randn(2, 8)).ok

@@ -181,3 +181,47 @@ def test_what_a_kernel_raised_stands_in_the_failure_with_what_to_do() -> None:
         misled.prepare(cell(misled, "offset-x"), HOST).check()
     assert "no launch: the kernel raised RuntimeError: requires 16-byte aligned tensors\n" in str(caught.value)
     assert "add 'alignment' to what declines gives" in str(caught.value)
+
+
+def both(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    return x * y + 1, x + y
+
+
+def writing(x: Tensor, y: Tensor) -> Tensor:
+    y.add_(x)
+    return y * y + 1
+
+
+TELLING = ("base", "fp32", "threads-cold", "make-fx", "jit-trace", "vmap", "refused", "inference", "meta", "offset-y")
+
+
+@pytest.mark.parametrize("name", [*TELLING, "grad", "functorch-grad", "no-grad-parameters"])
+@pytest.mark.parametrize("written", [(), ("y",)], ids=["several outputs", "a written argument"])
+def test_each_output_and_each_written_argument_is_held_in_every_cell(name: str, written: tuple[str, ...]) -> None:
+    reference: Callable[..., Any] = writing if written else both
+    op = fg.Fusion("op", reference=reference, fused=reference, mutates_args=written)
+    whole = Matrix(op, {"x": "B D", "y": "B D"}, [{"B": 4, "D": 8}])
+    prepared = whole.prepare(cell(whole, name), HOST)
+    before = [argument.clone() for argument in prepared.args]
+
+    prepared.check()
+    if name != "meta":
+        assert all(one.equal(other) for one, other in zip(before, prepared.args, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("reference", "fused", "written", "told"),
+    [
+        (both, lambda x, y: (x * y + 1, x - y), (), "output 2 of 2"),
+        (both, lambda x, y: (torch.addcmul(torch.ones_like(x), x, y), x + y), (), "output 1 of 2"),
+        (writing, lambda x, y: (x + y) * (x + y) + 1, ("y",), "`y`, which is written"),
+        (writing, lambda x, y: y.add_(x) * y, ("y",), "not equal bit for bit"),
+    ],
+    ids=["second output", "first output", "not written", "result of a writer"],
+)
+def test_the_output_that_differs_is_named(reference: Any, fused: Any, written: tuple[str, ...], told: str) -> None:
+    op = fg.Fusion("op", reference=reference, fused=fused, mutates_args=written)
+    whole = Matrix(op, {"x": "B D", "y": "B D"}, [{"B": 4, "D": 8}])
+    with pytest.raises(CellFailure) as caught:
+        whole.prepare(cell(whole, "base"), HOST).check()
+    assert told in str(caught.value)
