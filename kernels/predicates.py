@@ -5,6 +5,7 @@ Shapes: x is (B, S, D); scale and shift are (B, 1, D) or (1, 1, D); a weight is 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable
 from typing import Any
 
@@ -17,6 +18,8 @@ FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 
 _VECTOR = 4
 """Elements of the narrowest vector load; rows whose D it does not divide go element by element, at any alignment."""
+_BLOCK = 1024
+"""Elements that a block of a modulation takes, or half as many where it takes 16 bytes of fp32, or one by one."""
 _MOST_ROWS = 1 << 31
 """Blocks of a grid: a norm takes one a row."""
 _MOST_COLUMNS = 1 << 29
@@ -121,7 +124,8 @@ def row_bucket(x: Tensor, scale: Tensor, shift: Tensor, *rest: Any) -> Hashable:
     """What stands for the shapes in a signature: a launch of these kernels depends on no more.
 
     The batch counts as one or several (several is where rows can be mixed up), the tokens by their power of two, and D
-    as it is. Where rows end between the multiples of 16 bytes, x may too, and its last vector is a case of its own.
+    as it is. Where rows end between the multiples of 16 bytes, x may too, and its last vector is a case of its own; so
+    is a last block that x fills only in part.
     """
     batch, tokens, columns = x.shape
     return (
@@ -132,4 +136,5 @@ def row_bucket(x: Tensor, scale: Tensor, shift: Tensor, *rest: Any) -> Hashable:
         scale.shape[0] == 1,
         shift.shape[0] == 1,
         columns % (2 * _VECTOR) == _VECTOR and batch * tokens % 2 == 1,
+        math.gcd(x.numel(), _BLOCK) * 2 // _BLOCK,
     )

@@ -8,6 +8,7 @@
 #include <cstring>
 #include <memory>
 #include <mutex>
+#include <utility>
 
 #include "operands.cuh"
 
@@ -144,7 +145,17 @@ inline void forget_admitted_calls(int64_t handle) { admitted_calls(handle).forge
   TVM_FFI_DLL_EXPORT_TYPED_FUNC(name##_admit, fusiongate::name##_admitted::admit);                             \
   TVM_FFI_DLL_EXPORT_TYPED_FUNC(name##_if_admitted, fusiongate::name##_admitted::launch)
 
+#if defined(FUSIONGATE_TOLD_LAUNCHES)
+namespace fusiongate {
+inline std::string take_told_launches() { return std::exchange(told_launches(), {}); }
+}  // namespace fusiongate
+#define FUSIONGATE_EXPORT_TOLD_LAUNCHES() TVM_FFI_DLL_EXPORT_TYPED_FUNC(take_told_launches, fusiongate::take_told_launches)
+#else
+#define FUSIONGATE_EXPORT_TOLD_LAUNCHES() static_assert(true)
+#endif
+
 #define FUSIONGATE_EXPORT_ADMITTED_CALLS()                                                   \
   TVM_FFI_DLL_EXPORT_TYPED_FUNC(new_admitted_calls, fusiongate::new_admitted_calls);         \
   TVM_FFI_DLL_EXPORT_TYPED_FUNC(delete_admitted_calls, fusiongate::delete_admitted_calls);   \
-  TVM_FFI_DLL_EXPORT_TYPED_FUNC(forget_admitted_calls, fusiongate::forget_admitted_calls)
+  TVM_FFI_DLL_EXPORT_TYPED_FUNC(forget_admitted_calls, fusiongate::forget_admitted_calls);   \
+  FUSIONGATE_EXPORT_TOLD_LAUNCHES()

@@ -74,8 +74,18 @@ struct Block {
   void synchronize() const {}
 };
 
+// What a host build with -DFUSIONGATE_TOLD_LAUNCHES has launched since it was asked: tests enumerate what a signature leads to.
+inline std::string& told_launches() {
+  static std::string told;
+  return told;
+}
+
 template <int kThreads, int kResident = 1, typename Kernel>
 void launch(int64_t blocks, const Kernel& kernel, int /*device*/, Stream /*stream*/) {
+#if defined(FUSIONGATE_TOLD_LAUNCHES)
+  told_launches() += std::string(__PRETTY_FUNCTION__) + '\n';
+  return;
+#endif
   for (int64_t index = 0; index < blocks; ++index) kernel(Block<kThreads>{index});
 }
 
