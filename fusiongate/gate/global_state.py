@@ -19,7 +19,7 @@ __all__ = ["CallersAutocast", "GlobalState", "kept_settings"]
 
 _SMALLEST = sys.float_info.min
 _LAUNCHES = 16
-"""Launches that tell a kernel's draws from those of threads that draw about as often: three agreed by chance at times."""
+"""Launches that tell a kernel's draws from those of other threads, which agree with a few by chance at times."""
 
 
 def _fp32_precision(backend: str, op: str) -> tuple[Callable[[], Any], Callable[[Any], Any]]:

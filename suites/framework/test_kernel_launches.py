@@ -31,24 +31,29 @@ BUCKETS = {"a few rows": range(1, 8), "some": range(28, 36), "a bucket": range(6
 TEMPLATE = re.compile(r"Modulate<(?P<type>.*), (?P<width>\d+), (?P<part>\d+)>")
 
 
+def launcher(op: Fusion) -> Launcher:
+    assert isinstance(op.fused, Launcher)
+    return op.fused
+
+
 @functools.cache
 def telling(op: Fusion) -> Any:
     """The library of a host build that tells its launches."""
-    source = op.fused.entry.source.with_defines("FUSIONGATE_TOLD_LAUNCHES")
+    source = launcher(op).entry.source.with_defines("FUSIONGATE_TOLD_LAUNCHES")
     return library(dataclasses.replace(source, quick=True), HOST)
 
 
 def told(op: Fusion, args: tuple[Any, ...]) -> str:
     """The template that a call would launch, with its types."""
-    module = telling(op)
-    module[op.fused.entry.name](torch.empty_like(args[0]), *op.fused.operands(*args))
+    module, fused = telling(op), launcher(op)
+    module[fused.entry.name](torch.empty_like(args[0]), *fused.operands(*args))
     launches = module["take_told_launches"]().splitlines()
     assert 1 == len(launches), launches
     return str(launches[0])
 
 
 def operands(op: Fusion, batch: int, tokens: int, columns: int, dtype: torch.dtype, offset: int) -> tuple[Any, ...]:
-    """x (B, S, D) and strided rows (B, 1, D), the rows so many elements off a cache line; then what the op takes more."""
+    """x (B, S, D) and strided rows (B, 1, D) so many elements off a cache line; then what the op takes more."""
     x = torch.empty(batch, tokens, columns, dtype=dtype)
     table = torch.empty(batch * 6 * columns + 8, dtype=dtype)[offset : offset + batch * 6 * columns]
     rows = table.view(batch, 1, 6, columns)
