@@ -48,14 +48,15 @@ class Fusion(Specified[P, R]):
     reference
         The eager chain; right by definition. Its parameters are the fusion's.
     fused
-        The kernel's launcher: the same arguments, passed positionally; returns a new tensor.
+        The kernel's launcher: the same arguments, passed positionally; returns a new tensor, or a tuple of them as the
+        reference does, or nothing where that only writes arguments.
     declines
         The static predicate, with the same arguments: None (may launch) or a reason. A function of the signature alone,
         so that its answer is kept; it runs before anything is built. One that raises is reason ``declines-raised``.
     signature
         A callable that gives what stands for the shapes of its arguments in the signature; None: the shapes.
     contract
-        What "same" means.
+        What "same" means: for all outputs, or a tuple with one for each: those returned, then the written arguments.
     policy
         How the gate behaves.
     probe
@@ -66,6 +67,8 @@ class Fusion(Specified[P, R]):
         Whether a probe may have a larger batch than a small live call, so that few launches prove much; False, or a
         function of the live and the probe's arguments, where the arithmetic depends on the batch, as the order of many
         reductions does: then there are many small probes.
+    mutates_args
+        The names of the parameters whose tensors the op writes, in place or as ``out=``; each is compared as an output.
     compile
         What ``torch.compile`` sees: ``"expression"``, the reference itself, or ``"op"``, a custom op with a fake
         kernel (the reference needs annotated parameters then).

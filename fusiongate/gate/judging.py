@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -141,7 +142,7 @@ class Judge:
         if torch.is_grad_enabled() and any(map(_requires_grad, spec.outputs(expected, args))):
             # No argument needs a gradient, but something that the reference holds does.
             return self._refer(expected, Reason.AUTOGRAD), Reason.AUTOGRAD
-        sight = FirstSight(spec, self._launch, before)
+        sight, started = FirstSight(spec, self._launch, before), time.perf_counter()
         try:
             known = self._router.learn(self._hidden_inputs(before), slot, args)
             if known is None:
@@ -162,7 +163,8 @@ class Judge:
             verdict = self.fail(slot, args, error, culprit=sight.running)
         else:
             if verdict:
-                self._gate.verify(slot, str(verdict))
+                took = f"first sight took {1e3 * (time.perf_counter() - started):.1f} ms"
+                self._gate.verify(slot, f"{verdict}; {took}")
             else:
                 self._gate.refuse(slot, Reason.REFUSED, self._story(str(verdict), args), quiet=quiet)
         if not verdict:

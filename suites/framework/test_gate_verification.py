@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import resource
 import time
 from collections.abc import Callable
@@ -785,3 +786,10 @@ def test_a_kernel_that_writes_is_tried_on_many_small_probes_in_the_same_memory()
 
     op = Fusion("added", reference=added, fused=late_wrong, mutates_args=("residual",), grows=False)
     assert not op.verify(torch.randn(2, 8), torch.randn(2, 8)).ok
+
+
+def test_a_first_sight_says_what_it_cost() -> None:
+    op = fusion(lambda x: x * 2, reference=lambda x: x * 2)
+    op(torch.ones(4, 4))
+
+    assert re.search(r"equal bit for bit: [\d,]+ elements; first sight took \d+\.\d ms", op.gate.events[-1].message)
