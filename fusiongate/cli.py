@@ -118,7 +118,7 @@ def timings(
     from .report.timings import markdown
     from .timing.recorded import read_run
 
-    _console().print(markdown(read_run(run)), end="")
+    _say(markdown(read_run(run)).rstrip("\n"))
 
 
 @app.command()
@@ -198,7 +198,7 @@ def scan(
 
     found = find(named_target(target))
     if json:
-        _console().print(found.to_json())  # for a program, which wants every sign as it is
+        _say(found.to_json())
     else:
         _say(str(found))
     if not found.sites:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from fusiongate.errors import FusiongateError, UsageError
+from fusiongate.io import visible
 
 if TYPE_CHECKING:
     import torch
@@ -62,7 +63,7 @@ class CellFailure(AssertionError):
             *(f"  {line}" for line in more.splitlines()),
             f"  run: {run or again}",
         ]
-        return cls("\n".join(lines))
+        return cls(visible("\n".join(lines)))
 
 
 @dataclass(frozen=True, slots=True)

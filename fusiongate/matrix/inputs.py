@@ -134,6 +134,9 @@ class Inputs:
             if not callable(spec):
                 raise UsageError(f"inputs have to be a mapping of names to shapes, or a callable, not {spec!r}")
             return cls(factory=spec)
+        for name in spec:
+            if not (isinstance(name, str) and name.isidentifier()):
+                raise UsageError(f"input {name!r}: expected the name of an argument")
         inputs = cls(tuple((name, _argument(name, value)) for name, value in spec.items()))
         if not inputs.operands:
             raise UsageError(

@@ -9,16 +9,19 @@ from __future__ import annotations
 import inspect
 import time
 import unittest
+from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import pytest
 
 from fusiongate.errors import FusiongateError
+from fusiongate.io import visible
 
 from . import paths
+from .causes import key_of
 from .device import select
-from .options import kernels_disabled
+from .options import kernels_disabled, options
 from .rows import record
 
 if TYPE_CHECKING:
@@ -27,6 +30,9 @@ if TYPE_CHECKING:
 __all__ = ["FusionCase", "fusion_case"]
 
 _MARKER: Final = "fusion_matrix"
+_ENOUGH: Final = 3
+"""Cells that a quick run tries for one cause before it leaves the rest of the subject's."""
+_CAUSES: Final = pytest.StashKey[Counter[tuple[str, str]]]()
 _UNCHECKED: Final = "the test did not call fusion_case.check()"
 
 T = TypeVar("T")
@@ -35,7 +41,7 @@ T = TypeVar("T")
 class FusionCase:
     """One cell with its operands made: what the fixture ``fusion_case`` gives a test."""
 
-    __slots__ = ("_checked", "_item", "_matrix", "_prepared", "_recorded", "_selected", "_started", "cell")
+    __slots__ = ("_causes", "_checked", "_item", "_matrix", "_prepared", "_recorded", "_selected", "_started", "cell")
 
     def __init__(self, item: pytest.Item, matrix: Matrix, cell: Cell, selected: Selected, checked: bool) -> None:
         self.cell = cell
@@ -47,7 +53,8 @@ class FusionCase:
         self._recorded = False
         self._started = time.perf_counter()
         self._prepared: PreparedCell | None = None
-        self._prepared = self._told(lambda: matrix.prepare(cell, selected))
+        self._causes = item.config.stash.setdefault(_CAUSES, Counter())
+        self._prepared = self._told(self._prepare)
 
     @property
     def args(self) -> tuple[Any, ...]:
@@ -110,6 +117,15 @@ class FusionCase:
             self._record(self._without_result("unchecked", _UNCHECKED))
         self._ready.close()
 
+    def _prepare(self) -> PreparedCell:
+        from fusiongate.matrix import NotRun
+
+        if options(self._item.config).quick:
+            for (subject, cause), count in self._causes.items():
+                if subject == self.cell.subject and count >= _ENOUGH:
+                    raise NotRun(f"--fusiongate-quick: {count} cells of {subject} are red already, for: {cause}")
+        return self._matrix.prepare(self.cell, self._selected)
+
     def _told(self, step: Callable[[], T], result: CellResult | None = None) -> T:
         """What a step gives; one that cannot be taken here, or fails, is recorded as that."""
         __tracebackhide__ = True
@@ -125,6 +141,7 @@ class FusionCase:
             # What a failed cell launched is not known, unless it failed after its calls or nothing could launch.
             launches = result.launches if result else 0 if kernels_disabled() else None
             row = self._without_result("red", message.splitlines()[0])
+            self._causes[self.cell.subject, key_of(message)] += 1
             self._record({**row, "launches": launches, "message": message})
             if self._prepared is not None and isinstance(error, CellFailure | FusiongateError):
                 raise error.with_traceback(None) from None
@@ -181,6 +198,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
                 marks=[pytest.mark.alone] if matrix.fills_memory(cell) else [],
             )
             for cell in matrix.cells()
+            if len(cell.away) <= 1 or not options(metafunc.config).quick
         ]
     metafunc.parametrize("fusion_case", cells, indirect=True)
 
@@ -191,7 +209,7 @@ def _matrix(test: str, marker: pytest.Mark) -> Matrix:
     try:
         return Matrix(*marker.args, **{name: value for name, value in marker.kwargs.items() if name != "checked"})
     except (FusiongateError, TypeError) as error:
-        raise pytest.Collector.CollectError(f"{test}: @pytest.mark.{_MARKER}: {error}") from error
+        raise pytest.Collector.CollectError(visible(f"{test}: @pytest.mark.{_MARKER}: {error}")) from None
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from fusiongate.io import one_line
 from fusiongate.platforms import Environment
 
 from .recorder import RECORDER, Failure, Recorder
@@ -27,7 +28,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     if recorder is None or os.environ.get("GITHUB_ACTIONS") != "true":
         return
     for line in _annotations(recorder):
-        terminalreporter.write_line(line)
+        terminalreporter.write_line(one_line(line))
     target = os.environ.get("GITHUB_STEP_SUMMARY")
     if target and (recorder.cells or recorder.complaints):
         with Path(target).open("a", encoding="utf-8") as stream:

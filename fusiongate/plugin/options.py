@@ -65,6 +65,12 @@ SETTINGS: Final = (
         "N",
         "with pinned GPUs, -n auto starts so many workers a GPU (default: 14), and no more than there are cores",
     ),
+    (
+        "quick",
+        "switch",
+        None,
+        "of each matrix the base cell and each axis alone; after three red cells of one cause a subject is left",
+    ),
     ("progress", "switch", None, "where the output is no terminal, say every ten seconds how far the run is"),
     (
         "update-paths",
@@ -102,6 +108,9 @@ class Options:
 
     workers_per_gpu: int
     """How many workers ``-n auto`` starts for each pinned GPU, if there are cores for them."""
+
+    quick: bool
+    """Whether a matrix has each axis alone, and is left after three red cells of one cause."""
 
     progress: bool
     """Whether a log says how far the run is."""
@@ -184,6 +193,7 @@ def _parse(config: pytest.Config) -> Options:
         snapshots=_snapshots(config),
         pin_gpus=_value(config, "pin-gpus"),
         workers_per_gpu=_workers_per_gpu(_value(config, "workers-per-gpu")),
+        quick=_value(config, "quick"),
         progress=_value(config, "progress"),
         update_paths=_value(config, "update-paths"),
     )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import datetime as dt
 import secrets
+import signal
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -188,6 +190,19 @@ def pytest_configure(config: pytest.Config) -> None:
     if not is_worker(config):
         config.stash[RECORDER] = Recorder(config)
         config.pluginmanager.register(config.stash[RECORDER], "fusiongate-recorder")
+        _end_as_interrupted(config)
+
+
+def _end_as_interrupted(config: pytest.Config) -> None:
+    """Let a run that is told to end, by a time limit say, end as an interrupted one, which pytest sums up."""
+
+    def restore() -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+    untouched = signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    if untouched and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        config.add_cleanup(restore)
 
 
 def _prepare_folder(path: Path) -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 from fusiongate.errors import FusiongateError, SnapshotError
+from fusiongate.io import visible
 
 from .device import select
 from .options import options
@@ -121,7 +122,7 @@ class Md5Snapshot:
         except FusiongateError as error:
             problem = str(error)
         if problem is not None:
-            pytest.fail(problem, pytrace=False)
+            pytest.fail(visible(problem), pytrace=False)
 
     def _marked(self) -> Preset:
         from fusiongate.presets import Preset

@@ -35,9 +35,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         if number:
             terminalreporter.write_line("")
         for line in block:
-            terminalreporter.write_line(line)
+            terminalreporter.write_line(one_line(line))
     for complaint in recorder.complaints:
-        terminalreporter.write_line(f"red: {complaint}", red=True, bold=True)
+        terminalreporter.write_line(f"red: {one_line(complaint)}", red=True, bold=True)
 
 
 def _blocks(recorder: Recorder, *, verbose: bool) -> Iterator[list[str]]:
@@ -66,7 +66,7 @@ def _blocks(recorder: Recorder, *, verbose: bool) -> Iterator[list[str]]:
 
 def _cause(cause: Cause[Failure], limit: int) -> str:
     names = [failure.test.rpartition("::")[2] for failure in (cause.first, *cause.others)]
-    return f"  {one_line(str(cause))}: {one_line(shortened(names, limit))}"
+    return f"  {cause}: {shortened(names, limit)}"
 
 
 def outcome_table(cells: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
@@ -124,4 +124,4 @@ def _aligned(table: Sequence[tuple[str, ...]]) -> Iterator[str]:
 
 def _relative(path: Path, config: pytest.Config) -> str:
     start = config.invocation_params.dir
-    return one_line(str(path.relative_to(start) if path.is_relative_to(start) else path))
+    return str(path.relative_to(start) if path.is_relative_to(start) else path)

@@ -80,7 +80,7 @@ class Scan(Sequence[FoundSite]):
 
     def to_json(self) -> str:
         """The sites as a JSON array of objects."""
-        return json.dumps([{**asdict(s), "file": str(s.file)} for s in self.sites], indent=2, ensure_ascii=False)
+        return json.dumps([{**asdict(s), "file": str(s.file)} for s in self.sites], indent=2)
 
     def __len__(self) -> int:
         return len(self.sites)

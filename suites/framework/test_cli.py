@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ from fusiongate.cli import main
 from fusiongate.jit import Source, Target
 from fusiongate.jit.cache import CACHE_VARIABLE
 
+from .recorded_runs import row, write_run
 from .tiny_sources import write_tiny
 
 HOST = Target.host()
@@ -201,3 +203,35 @@ def test_help_imports_no_torch() -> None:
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60)
     assert result.returncode == 0, result.stderr
     assert "doctor" in result.stdout
+
+
+HOSTILE = "a\x1b[2Jb\u202ec\u2066d\x07"
+
+
+def test_no_command_passes_on_what_would_move_a_cursor_or_turn_the_writing(
+    capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """From a name, or from what a file holds; NUL too, which no name can have."""
+    run = write_run(tmp_path / f"{HOSTILE}.json", row(f"{HOSTILE}\0[1x2x3-bfloat16]"), device_name=f"{HOSTILE}\0")
+    source = tmp_path / f"{HOSTILE}.py"
+    source.write_text(f"def forward(x, scale, shift):\n    '{HOSTILE}'\n    return x * (1 + scale) + shift\n")
+    ledger = tmp_path / f"{HOSTILE}.jsonl"
+    ledger.write_text(json.dumps({"kind": f"{HOSTILE}\0"}) + "\n", encoding="utf-8")
+    commands = [
+        ["timings", str(run)],
+        ["judge", str(run), str(run)],
+        ["judge", str(run), str(run), "--markdown", "--fail-on", HOSTILE],
+        ["report", str(ledger), "--output", str(tmp_path / "page.html")],
+        ["report", "--timings", str(run), "--output", str(tmp_path / f"{HOSTILE}.html")],
+        ["scan", str(source)],
+        ["scan", "--json", str(source)],
+        ["build", "--arch", HOSTILE],
+        ["certify", HOSTILE],
+        ["doctor", HOSTILE],
+        [HOSTILE],
+    ]
+    for command in commands:
+        main(command)
+        told = "".join(capfd.readouterr())
+        assert told.strip(), command
+        assert not [sign for sign in told if not sign.isprintable() and sign != "\n"], command

@@ -230,3 +230,18 @@ def test_the_fixture_without_its_marker_is_one_line(project: Project) -> None:
     result = project.run()
     result.assert_outcomes(errors=1)
     result.stdout.fnmatch_lines(["fusion_case needs a matrix: mark the test with @pytest.mark.fusion_matrix(op)"])
+
+
+def test_a_quick_run_has_each_axis_alone_and_leaves_a_subject_after_three_cells_of_one_cause(project: Project) -> None:
+    toys.prepare(project)
+    names = collected(project.run("--collect-only", "-q", "--fusiongate-quick"))
+    assert f"{TOY}[base]" == names[0]
+    assert 20 < len(names) < 90
+    assert f"{TOY}[fp16-permuted]" not in names
+
+    toys.prepare(project, kernel="x * (1 + scale) - shift")
+    result = project.run(HOST, "--fusiongate-quick", "-k", "base or fp16 or fp32 or sliced or nan-inf or large")
+    outcomes = result.parseoutcomes()
+    assert 3 == outcomes["failed"] + outcomes.get("same", 0)
+    assert 4 == outcomes["skipped"]
+    assert [line for line in Project.summary(result) if "--fusiongate-quick: 3 cells of toy are red already" in line]

@@ -162,3 +162,12 @@ def test_a_run_that_was_to_launch_and_launched_nothing_fails(project: Project) -
         "red: no kernel was launched, and 2 cells had to launch one: modulate[base], modulate[other]; "
         "is FUSIONGATE_DISABLE set, or a declines too strict?"
     )
+
+
+def test_a_run_that_is_told_to_end_sums_up_what_it_has_seen(project: Project) -> None:
+    """As a time limit tells it."""
+    ends = f"observe(**{cell()}); os.kill(os.getpid(), signal.SIGTERM)"
+    prepare(project, first=f"observe(**{cell(id='a')})", second=ends, third=f"observe(**{cell(id='c')})")
+    result = project.run(own_process=True)
+    assert result.ret == pytest.ExitCode.INTERRUPTED
+    assert Project.summary(result)[1].split()[:2] == ["modulate", "1"]
