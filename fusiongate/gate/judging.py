@@ -18,11 +18,12 @@ from fusiongate.platforms import environment
 from .counters import Tallies
 from .device_state import device_of, excuse, is_poisoned
 from .hidden_inputs import UNKNOWN, DrawsRandomNumbers, HiddenInputs, watched
+from .launch_checks import GATE
 from .probes import live_copies
 from .routing import Router
 from .spec import FusionSpec
 from .states import Gate, Reason, Slot, State
-from .verification import GATE, FirstSight
+from .verification import FirstSight
 
 if TYPE_CHECKING:
     from .fusion import Fusion

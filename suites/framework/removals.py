@@ -14,7 +14,7 @@ from fusiongate.comparison import verdicts
 from fusiongate.comparison.bits import as_real, integer_view
 from fusiongate.comparison.contracts import Contract, Exact, outside_of
 from fusiongate.comparison.verdicts import Verdict
-from fusiongate.gate import guarded, probe_values, probes
+from fusiongate.gate import guarded, launch_checks, probe_values, probes
 from fusiongate.gate import verification as first_sight
 from fusiongate.gate.fusion import Fusion
 from fusiongate.gate.global_state import GlobalState
@@ -293,6 +293,7 @@ def compared_as_equal(monkeypatch: pytest.MonkeyPatch) -> None:
         return Verdict(True, "equal", Exact(), expected.numel())
 
     monkeypatch.setattr(first_sight, "compare", equal)
+    monkeypatch.setattr(launch_checks, "compare", equal)
 
 
 def nothing_outside_of_the_contract(monkeypatch: pytest.MonkeyPatch) -> None:

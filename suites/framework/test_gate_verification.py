@@ -686,7 +686,7 @@ def test_the_gate_s_own_failure_is_not_the_kernel_s(monkeypatch: pytest.MonkeyPa
     def no_bits(*_: Any, **__: Any) -> Any:
         raise NotImplementedError("'index_put' not implemented for 'Float8'")
 
-    monkeypatch.setattr("fusiongate.gate.verification.compared", no_bits)
+    monkeypatch.setattr("fusiongate.gate.launch_checks.compared", no_bits)
     op, x = fusion(lambda x: x * 2, reference=lambda x: x * 2), torch.ones(4)
     op(x)
     op(x)

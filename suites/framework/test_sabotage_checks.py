@@ -17,6 +17,7 @@ from fusiongate.gate import (
 from fusiongate.gate import (
     guarded,
     judging,
+    launch_checks,
     probes,
     signatures,
 )
@@ -133,7 +134,7 @@ FIRST_SIGHT = [
     Needed(
         "canary of the output", nothing(guarded.LaunchGuard, "overrun", False), "output-overrun", lambda: normal(*LARGE)
     ),
-    Needed("class and flags", nothing(first_sight, "unlike"), "output-of-inference-mode", lambda: normal(*LARGE)),
+    Needed("class and flags", nothing(launch_checks, "unlike"), "output-of-inference-mode", lambda: normal(*LARGE)),
     Needed("any magnitude", only_normal_numbers, "wrong-at-some-magnitudes", lambda: normal(*LARGE)),
     Needed("bits", compared_as_equal, "last-bit-off", lambda: normal(*LARGE)),
     Needed("dtype", no_metadata("dtype"), "dtype-mislabelled", lambda: normal(*LARGE)),

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fusiongate.comparison.verdicts import Verdict
-from fusiongate.gate import verification as first_sight
+from fusiongate.gate import launch_checks
 from fusiongate.gate.global_state import GlobalState
 from fusiongate.sabotage import saboteur
 
@@ -30,7 +30,7 @@ def simulated(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     monkeypatch.setattr(torch.cuda, "set_stream", set_stream)
     monkeypatch.setattr(torch.cuda, "Stream", lambda device: object())
     monkeypatch.setattr(torch.cuda, "get_rng_state", lambda device: torch.zeros(1))
-    monkeypatch.setattr(first_sight, "GlobalState", lambda device: GlobalState(torch.device("cuda", 0)))
+    monkeypatch.setattr(launch_checks, "GlobalState", lambda device: GlobalState(torch.device("cuda", 0)))
     return gpus
 
 
