@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
-import operator
-import sys
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import replace
-from types import ModuleType
 from typing import Any, Literal, cast, final
 
 import torch
@@ -156,35 +152,6 @@ class Fusion(Specified[P, R]):
 
     def __repr__(self) -> str:
         return f"Fusion({self.name!r})"
-
-    def __copy__(self) -> Fusion[P, R]:
-        """Itself, as a function is its own copy: a copied model goes through the same gate."""
-        return self
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Fusion[P, R]:
-        """Itself, likewise."""
-        return self
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """The name under which a module holds it, as of a function: no verdict goes to another process.
-
-        Raises
-        ------
-        UsageError
-            If no module does.
-        """
-        for name, module in list(sys.modules.items()):
-            held = list(vars(module).items()) if isinstance(module, ModuleType) else []
-            for attribute, value in held:
-                if value is self:
-                    return _imported, (name, attribute)
-                # By its type: some modules hold objects that warn when they are asked for their class.
-                if type(value) is Fusion and value.host is self:
-                    return _imported, (name, f"{attribute}.host")
-        raise UsageError(
-            f"{self!r} is pickled by the name under which a module holds it, and no module does: assign it at the top "
-            f"level of a module, or take it off the model before the model is saved or sent to another process"
-        )
 
     def __call__(self, *args: P.args, **named: P.kwargs) -> R:
         """The result of the eager chain on these arguments, by the path that the gate allows."""
@@ -395,20 +362,3 @@ class Fusion(Specified[P, R]):
         host = None if self.host is None else self.host.with_reference(reference, name=name, witness=witness)
         spec: FusionSpec[..., R] = self.spec
         return Fusion.of(replace(spec, name=name or self.name, reference=reference, witness=witness, host=host))
-
-
-def _imported(module: str, path: str) -> Fusion[..., Any]:
-    """The fusion that was pickled by this name.
-
-    Raises
-    ------
-    UsageError
-        If there is none any more.
-    """
-    try:
-        found = operator.attrgetter(path)(importlib.import_module(module))
-    except (ImportError, AttributeError) as error:
-        found = error
-    if not isinstance(found, Fusion):
-        raise UsageError(f"a pickle names the fusion {module}.{path}, and there is none: {found!r}")
-    return found

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
+import operator
+import sys
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeAlias
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, Self, TypeAlias
 
 from torch import Tensor
 from typing_extensions import ParamSpec, TypeVar
@@ -184,6 +188,35 @@ class Specified(Generic[P, R]):
     spec: FusionSpec[P, R]
     """A variant is made of ``dataclasses.replace(spec, …)``."""
 
+    def __copy__(self) -> Self:
+        """Itself, as a function is its own copy: a copied model goes through the same gate."""
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """Itself, likewise."""
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """The name under which a module holds it, as of a function: no verdict goes to another process.
+
+        Raises
+        ------
+        UsageError
+            If no module does.
+        """
+        for name, module in list(sys.modules.items()):
+            held = list(vars(module).items()) if isinstance(module, ModuleType) else []
+            for attribute, value in held:
+                if value is self:
+                    return _imported, (name, attribute)
+                # By its type: some modules hold objects that warn when they are asked for their class.
+                if issubclass(type(value), Specified) and value.host is self:
+                    return _imported, (name, f"{attribute}.host")
+        raise UsageError(
+            f"{self!r} is pickled by the name under which a module holds it, and no module does: assign it at the top "
+            f"level of a module, or take it off the model before the model is saved or sent to another process"
+        )
+
     @property
     def name(self) -> str:
         """For messages, reports and snapshots."""
@@ -238,3 +271,20 @@ class Specified(Generic[P, R]):
     def host(self) -> Fusion[..., Any] | None:
         """The same kernel built for the host."""
         return self.spec.host
+
+
+def _imported(module: str, path: str) -> Specified[..., Any]:
+    """The fusion that was pickled by this name.
+
+    Raises
+    ------
+    UsageError
+        If there is none any more.
+    """
+    try:
+        found = operator.attrgetter(path)(importlib.import_module(module))
+    except (ImportError, AttributeError) as error:
+        found = error
+    if not isinstance(found, Specified):
+        raise UsageError(f"a pickle names the fusion {module}.{path}, and there is none: {found!r}")
+    return found
