@@ -6,7 +6,7 @@ from fractions import Fraction
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -29,6 +29,7 @@ def rounded(exact: Fraction) -> Tensor:
     return min(finite, key=distance)
 
 
+@settings(deadline=None)  # a machine may be busy
 @given(FLOAT32, FLOAT32, FLOAT32)
 def test_a_fused_multiply_add_rounds_once(a: float, b: float, c: float) -> None:
     exact = Fraction(a) * Fraction(b) + Fraction(c)
@@ -47,6 +48,7 @@ def test_a_fused_multiply_add_differs_from_two_roundings_where_it_should() -> No
     assert (2**-24, 0.0) == (float(fused_multiply_add(a, a, c)), float(a * a + c))
 
 
+@settings(deadline=None)  # a machine may be busy
 @given(st.floats(1.0, 2.0, width=32), st.floats(1.0, 2.0, width=32), st.integers(-80, 80), st.booleans())
 def test_a_fused_multiply_add_survives_the_second_rounding(a: float, b: float, shift: int, negative: bool) -> None:
     """By way of fp64 a sum is rounded twice; rounding to odd first makes that harmless."""
@@ -135,6 +137,7 @@ def test_the_grid_follows_rows_and_columns(rows: int, columns: int, grid: tuple[
     assert grid == lane_grid(rows, columns)
 
 
+@settings(deadline=None)  # a machine may be busy
 @given(st.integers(1, 1 << 20), st.integers(32, 8192).map(lambda n: 4 * n))
 def test_a_grid_is_one_that_the_kernel_has(rows: int, columns: int) -> None:
     width, height = lane_grid(rows, columns)
