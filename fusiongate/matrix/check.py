@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
 import time
 from collections import Counter
@@ -361,9 +362,15 @@ class PreparedCell:
 
     def _compared(self, output: int, actual: Any, expected: torch.Tensor, args: tuple[Any, ...]) -> Verdict:
         """An output against the reference's; the hint replays the chain that gives this one."""
-        plainly = self._plainly
-        reference = lambda *given: results_of(plainly(*given))[output]
-        return compare(actual, expected, self._contract(output), reference, args)
+        subject, plainly = self._subject, self._plainly
+
+        # With its parameters, by which a hint calls the operands.
+        @functools.wraps(subject.reference)
+        def one_output(*given: Any) -> torch.Tensor:
+            return results_of(plainly(*given))[output]
+
+        alone = not subject.written and not isinstance(self._first, tuple)
+        return compare(actual, expected, self._contract(output), subject.reference if alone else one_output, args)
 
     def _which(self, output: int, outputs: int) -> str:
         """Which of several outputs, in words."""

@@ -7,9 +7,9 @@ collect the same; a cell that this machine cannot run is skipped as *not run*, w
 from __future__ import annotations
 
 import inspect
+import re
 import time
 import unittest
-from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -19,7 +19,7 @@ from fusiongate.errors import FusiongateError
 from fusiongate.io import visible
 
 from . import paths
-from .causes import key_of
+from .causes import cause_of, key_of
 from .device import select
 from .options import kernels_disabled, options
 from .rows import record
@@ -32,7 +32,7 @@ __all__ = ["FusionCase", "fusion_case"]
 _MARKER: Final = "fusion_matrix"
 _ENOUGH: Final = 3
 """Cells that a quick run tries for one cause before it leaves the rest of the subject's."""
-_CAUSES: Final = pytest.StashKey[Counter[tuple[str, str]]]()
+_CAUSES: Final = pytest.StashKey[dict[tuple[str, str], list[str]]]()
 _UNCHECKED: Final = "the test did not call fusion_case.check()"
 
 T = TypeVar("T")
@@ -53,7 +53,7 @@ class FusionCase:
         self._recorded = False
         self._started = time.perf_counter()
         self._prepared: PreparedCell | None = None
-        self._causes = item.config.stash.setdefault(_CAUSES, Counter())
+        self._causes = item.config.stash.setdefault(_CAUSES, {})
         self._prepared = self._told(self._prepare)
 
     @property
@@ -121,9 +121,9 @@ class FusionCase:
         from fusiongate.matrix import NotRun
 
         if options(self._item.config).quick:
-            for (subject, cause), count in self._causes.items():
-                if subject == self.cell.subject and count >= _ENOUGH:
-                    raise NotRun(f"--fusiongate-quick: {count} cells of {subject} are red already, for: {cause}")
+            for (subject, _), told in self._causes.items():
+                if subject == self.cell.subject and len(told) >= _ENOUGH:
+                    raise NotRun(f"--fusiongate-quick: {len(told)} cells of {subject} are red already, for: {told[0]}")
         return self._matrix.prepare(self.cell, self._selected)
 
     def _told(self, step: Callable[[], T], result: CellResult | None = None) -> T:
@@ -141,7 +141,7 @@ class FusionCase:
             # What a failed cell launched is not known, unless it failed after its calls or nothing could launch.
             launches = result.launches if result else 0 if kernels_disabled() else None
             row = self._without_result("red", message.splitlines()[0])
-            self._causes[self.cell.subject, key_of(message)] += 1
+            self._causes.setdefault((self.cell.subject, key_of(message)), []).append(cause_of(message))
             self._record({**row, "launches": launches, "message": message})
             if self._prepared is not None and isinstance(error, CellFailure | FusiongateError):
                 raise error.with_traceback(None) from None
@@ -232,6 +232,20 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
     case = getattr(item, "funcargs", {}).get("fusion_case")
     if isinstance(case, FusionCase):
         case.require_check()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Tell once what the gate logged: a cell's failure carries it."""
+    report = yield
+    if report.failed and isinstance(getattr(item, "funcargs", {}).get("fusion_case"), FusionCase):
+        report.sections = [(title, text) for title, text in report.sections if not _logged_by_us_alone(title, text)]
+    return report
+
+
+def _logged_by_us_alone(title: str, text: str) -> bool:
+    loggers = re.findall(r"^[A-Z]+ +([\w.]+):", text, re.MULTILINE)
+    return title == "Captured log call" and set(loggers) == {"fusiongate"}
 
 
 @pytest.fixture

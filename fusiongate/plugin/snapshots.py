@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from fusiongate.errors import FusiongateError, SnapshotError
+from fusiongate.errors import FusiongateError
 from fusiongate.io import visible
 
 from .device import select
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 __all__ = ["Md5Snapshot", "md5_snapshot"]
 
 _MARKER: Final = "preset"
+_FOLDER: Final = "snapshots"
+"""Where snapshots lie, below the root, if no setting says."""
 _PROCESS: Final = pytest.StashKey["PresetProcess"]()
 
 
@@ -139,11 +141,7 @@ class Md5Snapshot:
         """What is wrong, in words; ``None`` where nothing is."""
         from fusiongate.presets import baselines
 
-        root = options(self._item.config).snapshots
-        if root is None:
-            raise SnapshotError(
-                "no folder of snapshots: set fusiongate_snapshots in the ini file, or give --fusiongate-snapshots=DIR"
-            )
+        root = options(self._item.config).snapshots or self._item.config.rootpath / _FOLDER
         # What is recorded comes from a process that has run nothing else.
         run = asked.run_in_fresh_process() if self._updates() else asked.run_in_shared_process(self._item.config)
         path = baselines.location(root, run.record.environment, self._item.path.stem, asked.preset.name, asked.size)

@@ -225,3 +225,17 @@ def test_the_output_that_differs_is_named(reference: Any, fused: Any, written: t
     with pytest.raises(CellFailure) as caught:
         whole.prepare(cell(whole, "base"), HOST).check()
     assert told in str(caught.value)
+
+
+def test_a_hint_calls_operands_by_their_names_whichever_output_it_is_about() -> None:
+    def chained(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        return x + y, x * y + 1
+
+    def unrounded(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        return x + y, (x.float() * y.float() + 1).to(x.dtype)
+
+    whole = matrix(chained, {"x": "B D", "y": "B D"}, [{"B": 64, "D": 64}], unrounded)
+    with pytest.raises(CellFailure) as caught:
+        whole.prepare(cell(whole, "base"), HOST).check()
+    assert "output 2 of 2" in str(caught.value)
+    assert "given" not in str(caught.value)

@@ -43,42 +43,21 @@ def test_the_ten_lines_pass(project_of_the_readme: Project) -> None:
     result.assert_outcomes(passed=1)
 
 
-MODEL = """
-from torch import nn
-
-
-class Block(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.norm = nn.LayerNorm(512, elementwise_affine=False)
-        self.rows = nn.Linear(512, 1024)
-
-    def forward(self, x, condition):
-        shift, scale = self.rows(condition)[:, None].chunk(2, dim=-1)
-        y = self.norm(x) * (1 + scale) + shift
-        return x + y
-
-
-x, y = torch.randn(2, 2, 33, 64)
-"""
-
-
-@pytest.mark.usefixtures("forked")
-def test_the_two_tests_more_run(project_of_the_readme: Project) -> None:
-    """The time itself is a laptop's, of a kernel in Python."""
+def test_the_two_tests_more_are_pasted_and_run(project_of_the_readme: Project) -> None:
+    """Without any setting; the time is a GPU's."""
     (tests,) = (block for block in blocks("python") if "md5_snapshot" in block)
     ours = next(block for block in blocks("python") if "fusion_matrix" in block)
-    project_of_the_readme.write("test_silu_mul.py", f"import torch\n{ours}\n{MODEL}\n{tests}")
-    project_of_the_readme.write("pytest.ini", "[pytest]\nfusiongate_snapshots = snapshots\n")
+    project_of_the_readme.write("test_silu_mul.py", f"{ours}\n\n{tests}")
     options = ("--fusiongate-device=host", "-k", "digests or speed")
 
     recorded = project_of_the_readme.run(*options, "--snapshot-update")
     again = project_of_the_readme.run(*options)
 
-    for result in (recorded, again):
-        result.stdout.fnmatch_lines(["silu_mul[[]2x33x64-float32[]]: eager *"])
+    recorded.assert_outcomes(passed=1, skipped=1)
+    again.assert_outcomes(passed=1, skipped=1)
     recorded.stdout.fnmatch_lines(["1 snapshot generated."])
     again.stdout.fnmatch_lines(["1 snapshot passed."])
+    assert [path.name for path in (project_of_the_readme.path / "snapshots").rglob("*.json")] == ["my-block.json"]
 
 
 def test_the_red_cell_is_what_its_kernel_gives(project_of_the_readme: Project) -> None:
@@ -94,3 +73,17 @@ def test_the_red_cell_is_what_its_kernel_gives(project_of_the_readme: Project) -
     kept = [line for line in told if re.match(r"silu_mul|  (happened|expected|hint|run): ", line)]
     assert len(kept) == 5
     assert [line for line in kept if line not in result.stdout.str()] == []
+
+
+@pytest.mark.parametrize("arguments", [(), ("-n", "2")], ids=["serial", "workers"])
+def test_a_kernel_with_the_red_cell_is_told_in_sixty_lines(
+    project_of_the_readme: Project, arguments: tuple[str, ...]
+) -> None:
+    (kernel,) = (block for block in blocks("python") if "one rounding too few" in block)
+    imports = "import torch.nn.functional as F\n\n\n"
+    project_of_the_readme.write("my_kernels.py", imports + kernel.replace("def kernel(", "def silu_mul("))
+    result = project_of_the_readme.run("--fusiongate-device=host", "--fusiongate-quick", *arguments)
+    assert len(result.outlines) <= 60
+    assert "given" not in result.stdout.str()
+    told = [line for line in result.outlines if line.startswith("FAILED ")]
+    assert [line for line in told if " × `silu(x)` is not rounded" in line], told

@@ -463,10 +463,9 @@ def test_a_preset_for_other_devices_is_not_run(project: Project) -> None:
     result.stdout.fnmatch_lines(["*not run: it runs on cuda only"])
 
 
-def test_a_project_that_names_no_folder_is_told_how_to(project: Project) -> None:
+def test_a_project_that_names_no_folder_has_its_snapshots_beside_the_ini_file(project: Project) -> None:
     project.write("pytest.ini", "[pytest]\npythonpath = .\nfusiongate_device = host\n")
 
-    result = project.run("-k", "one")
+    project.run("-k", "one", "--snapshot-update").assert_outcomes(passed=1)
 
-    result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(["no folder of snapshots: set fusiongate_snapshots in the ini file, or give *"])
+    assert ["one.json"] == [path.name for path in (project.path / "snapshots").rglob("*.json")]
