@@ -146,6 +146,21 @@ def report(
 
 
 @app.command()
+def explain(
+    cell: Annotated[str, typer.Argument(help="A cell's id, subject[id], or its test's node id.")],
+    ledger: Annotated[
+        Path | None, typer.Option(help="The ledger of the run that had it. Default: the newest in .fusiongate.")
+    ] = None,
+) -> None:
+    """Say what a cell is, how it was made, what came of it, and how to run it alone."""
+    from .report.explaining import explained
+    from .report.files import newest_ledger
+
+    for line in explained(ledger or newest_ledger(Path()), cell):
+        _say(line)
+
+
+@app.command()
 def certify(
     kernel: Annotated[str, typer.Argument(help="modulate, modulate_fp32, or a norm with a witness.")],
     dtype: Annotated[

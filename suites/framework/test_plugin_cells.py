@@ -6,6 +6,8 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
+from fusiongate.cli import main
+
 from . import toys
 from .projects import Project
 
@@ -245,3 +247,24 @@ def test_a_quick_run_has_each_axis_alone_and_leaves_a_subject_after_three_cells_
     assert 3 == outcomes["failed"] + outcomes.get("same", 0)
     assert 4 == outcomes["skipped"]
     assert [line for line in Project.summary(result) if "--fusiongate-quick: 3 cells of toy are red already" in line]
+
+
+def test_a_cell_is_explained_from_the_ledger_of_its_run(
+    project: Project, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    toys.prepare(project)
+    project.run(HOST, f"{TOY}[nan-inf]", f"{TOY}[mixed]").assert_outcomes(passed=2)
+    monkeypatch.chdir(project.path)
+    capsys.readouterr()
+
+    assert 0 == main(["explain", "toy[nan-inf]"])
+    told = capsys.readouterr().out.splitlines()
+    assert "toy[nan-inf]" == told[0]
+    assert "  data: nan-inf: NaN and both infinities in one element of each eight, in every operand." in told
+    assert "  came of it: fused (verified), launches: 3" in told
+    assert f'  alone: pytest "{TOY}[nan-inf]"' == told[-1]
+
+    assert 0 == main(["explain", f"{TOY}[mixed]"])
+    assert "  came of it: reference (mixed-dtype), launches: 0" in capsys.readouterr().out.splitlines()
+    assert 2 == main(["explain", "no-such-cell"])
+    assert "has no cell 'no-such-cell': expected the id of one of its 2" in capsys.readouterr().err
