@@ -80,7 +80,7 @@ FEW = f"(base or sliced or permuted or test_other) and not ({TRACED})"
 
 
 def told_once_in_few_lines(result: pytest.RunResult) -> None:
-    told = [line for line in result.outlines if "is not rounded to " in line]
+    told = [line for line in result.outlines if "`silu(x)` is not rounded to " in line]
     summary = [line for line in result.outlines if line.startswith("FAILED ")]
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     assert 1 == sum(line.startswith("E ") for line in told)
