@@ -146,6 +146,17 @@ def report(
 
 
 @app.command()
+def init(
+    folder: Annotated[Path, typer.Argument(help="The repository. Default: the working directory.")] = Path(),
+) -> None:
+    """Write a first test, a preset and a nightly workflow into a repository."""
+    from .report.starting import started
+
+    for path in started(folder):
+        _say(f"{one_line(str(path))}: written")
+
+
+@app.command()
 def explain(
     cell: Annotated[str, typer.Argument(help="A cell's id, subject[id], or its test's node id.")],
     ledger: Annotated[

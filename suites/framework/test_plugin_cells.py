@@ -268,3 +268,17 @@ def test_a_cell_is_explained_from_the_ledger_of_its_run(
     assert "  came of it: reference (mixed-dtype), launches: 0" in capsys.readouterr().out.splitlines()
     assert 2 == main(["explain", "no-such-cell"])
     assert "has no cell 'no-such-cell': expected the id of one of its 2" in capsys.readouterr().err
+
+
+def test_a_repository_begins_with_tests_that_pass_and_a_workflow(
+    project: Project, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert 0 == main(["init", str(project.path)])
+    assert project.run(HOST, "--snapshot-update", "-k", "base or digests").ret == pytest.ExitCode.OK
+    again = project.run(HOST, "-k", "base or digests")
+    assert again.ret == pytest.ExitCode.OK
+    assert (project.path / ".github/workflows/fusiongate-nightly.yml").read_text().startswith("name: nightly\n")
+
+    capsys.readouterr()
+    assert 2 == main(["init", str(project.path)])
+    assert "is there already, and nothing was written" in capsys.readouterr().err
