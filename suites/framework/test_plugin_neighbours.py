@@ -60,3 +60,41 @@ def test_a_run_without_red_cells_may_try_again_what_it_likes(project: Project) -
     result = project.run("--reruns=4", "-k", "another or green")
     assert result.ret == pytest.ExitCode.OK
     assert not [line for line in Project.summary(result) if "flaky" in line]
+
+
+TWO_RED = f"""
+def test_a(observe):
+    observe(**{cell(id="a", outcome="red", reason="overrun", message="overrun", launches=None)})
+    pytest.fail("overrun")
+
+def test_b(observe):
+    observe(**{cell(id="b")})
+
+def test_c(observe):
+    observe(**{cell(id="c", outcome="red", reason="overrun", message="overrun", launches=None)})
+    pytest.fail("overrun")
+"""
+
+
+def test_a_run_that_stops_at_the_first_failure_sums_up_what_it_saw(project: Project) -> None:
+    prepare(project, TWO_RED)
+    result = project.run("-x")
+    assert Project.summary(result)[1].split() == ["modulate", *"000001"]
+    assert "  overrun: test_a" in Project.summary(result)
+
+
+def test_what_failed_last_runs_again_alone(project: Project) -> None:
+    """Failures that were not told whole among them."""
+    prepare(project, TWO_RED)
+    project.run()
+    assert {"a", "b", "c"} == {row.payload["id"] for row in project.rows("cell")}
+    project.run("--lf")
+    assert {"a", "c"} == {row.payload["id"] for row in project.rows("cell")}
+
+
+def test_collecting_alone_judges_nothing_and_writes_nothing(project: Project) -> None:
+    prepare(project, TWO_RED)
+    result = project.run("--collect-only", "-q")
+    assert result.ret == pytest.ExitCode.OK
+    assert [] == Project.summary(result)
+    assert not (project.path / ".fusiongate").exists()
