@@ -299,6 +299,17 @@ def gpu(session: nox.Session) -> None:
     _in_lanes(session, *MATRIX, *must_launch)
 
 
+@nox.session(venv_backend="none", default=False)
+def record(session: nox.Session) -> None:
+    """Record everything that a GPU gives, and enter it in the manifest; refuse to start without a GPU."""
+    if not SHARED_PACKAGES:
+        session.error(NO_GPU)
+    _install(session, "suite", "bench")
+    if not _sees_gpu(session):
+        session.error(NO_GPU)
+    _python(session, "-m", "fusiongate.suites.record", *session.posargs)
+
+
 @nox.session(venv_backend="none")
 def tests(session: nox.Session) -> None:
     """Run the tests of the library and the plugin, on the host builds; the kernels' own are the suite's."""

@@ -214,6 +214,21 @@ def certify(
 
 
 @app.command()
+def evidence(
+    snapshots: Annotated[Path, typer.Argument(help="The folder of the platforms' folders.")] = Path("snapshots"),
+    check: Annotated[bool, typer.Option("--check", help="Exit with 1 if anything is found.")] = False,
+) -> None:
+    """List what was recorded on a GPU and is falsified, stale or missing, and what to run to record it again."""
+    from .report import manifest
+
+    findings = manifest.check(snapshots)
+    for finding in findings:
+        _say(one_line(str(finding)))
+    if findings and check:
+        raise typer.Exit(1)
+
+
+@app.command()
 def scan(
     target: Annotated[str, typer.Argument(help="package.module, package.module:Class or a Python file.")],
     json: Annotated[bool, typer.Option("--json", help="Print the sites as JSON.")] = False,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from fusiongate.errors import SnapshotError
 
-from .baselines import Nondeterministic, location, settle, stale
+from .baselines import Nondeterministic, location, settle
 from .judgements import Judgement, judge
 from .op_bisect import Parting, parting
 from .outputs import command_preset, decode
@@ -55,7 +55,6 @@ __all__ = [
     "run_fresh",
     "run_preset",
     "settle",
-    "stale",
     "steps_of",
     "time_preset",
     "uniform",

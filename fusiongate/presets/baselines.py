@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -21,14 +21,10 @@ from .registry import Preset, Size
 from .running import PresetRun
 from .worker import PresetProcess, run_fresh
 
-__all__ = ["Nondeterministic", "establish", "load", "loads", "location", "settle", "stale", "torch_release"]
+__all__ = ["Nondeterministic", "establish", "load", "loads", "location", "settle", "torch_release"]
 
 _ATTEMPTS = 4
 """Pairs of processes that are compared operator by operator: what a preset leaves to chance may agree by chance."""
-
-
-_TIMINGS = "timings"
-"""The folder beside those of the test modules that holds recorded times."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,23 +211,3 @@ def _caught(preset: Preset, run: PresetRun, device: torch.device) -> Parting | N
 
     first = traced()
     return next((found for _ in range(_ATTEMPTS) if (found := parting(first, traced())) is not None), None)
-
-
-def stale(root: Path, sources: str, platforms: str = "*") -> Iterator[tuple[Path, str]]:
-    """The records below a folder that were made from other kernel sources, each with the hash of those.
-
-    Parameters
-    ----------
-    root
-        The folder of snapshots.
-    sources
-        The hash of the sources as they are.
-    platforms
-        A pattern for the platforms' folders.
-    """
-    for path in sorted(root.glob(f"{platforms}/*/torch-*/*/*.json")):
-        if path.parent.name == _TIMINGS:
-            continue
-        kept = load(path)
-        if kept is not None and kept.sources != sources:
-            yield path, kept.sources

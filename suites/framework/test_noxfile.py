@@ -60,17 +60,27 @@ def test_the_gpu_session_without_a_gpu_is_one_line_and_fails(noxfile: ModuleType
     assert "pytest" not in done.stderr
 
 
+@pytest.mark.parametrize("session", ["gpu", "record"])
 @pytest.mark.parametrize("shared", [[], ["--system-site-packages"]], ids=["no-driver", "torch-sees-none"])
-def test_the_gpu_session_runs_no_test_where_torch_sees_no_gpu(
-    noxfile: ModuleType, monkeypatch: pytest.MonkeyPatch, shared: list[str]
+def test_what_needs_a_gpu_runs_nothing_where_torch_sees_none(
+    noxfile: ModuleType, monkeypatch: pytest.MonkeyPatch, shared: list[str], session: str
 ) -> None:
     monkeypatch.setattr(noxfile, "SHARED_PACKAGES", shared)
     monkeypatch.setattr(sys, "prefix", sys.base_prefix)
     monkeypatch.setattr(noxfile, "_install", lambda *_: None)
     fake = FakeSession("sees none")
     with pytest.raises(Failed, match="no GPU that torch sees"):
-        called(noxfile, "gpu", fake)
-    assert "pytest" not in {word for command in fake.ran for word in command}
+        called(noxfile, session, fake)
+    assert not {"pytest", "fusiongate.suites.record"} & {word for command in fake.ran for word in command}
+
+
+def test_the_recording_is_given_what_the_caller_gives(noxfile: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(noxfile, "SHARED_PACKAGES", ["--system-site-packages"])
+    monkeypatch.setattr(noxfile, "_install", lambda *_: None)
+    fake = FakeSession("sees a GPU")
+    fake.posargs = ("--only", "paths")
+    called(noxfile, "record", fake)
+    assert ("python", "-P", "-m", "fusiongate.suites.record", "--only", "paths") == fake.ran[-1]
 
 
 def test_the_gpu_session_requires_the_gpu_that_torch_sees(noxfile: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""What is kept of a preset: where it lies, what may be kept, and when it has gone stale."""
+"""What is kept of a preset: where it lies, and what may be kept."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 
 from fusiongate.errors import SnapshotError
 from fusiongate.platforms import environment
-from fusiongate.presets import Nondeterministic, PresetRecord, PresetRun, location, run_preset, settle, stale
+from fusiongate.presets import Nondeterministic, PresetRun, location, run_preset, settle
 from fusiongate.presets.baselines import load, loads
 from fusiongate.presets.records import ArmRecord
 from fusiongate.switches import PORTABLE
@@ -132,30 +132,3 @@ def test_a_record_is_read_from_its_file(run: PresetRun, tmp_path: Path) -> None:
     path.write_text("{", encoding="utf-8")
     with pytest.raises(SnapshotError, match=r"toy\.json: "):
         load(path)
-
-
-def test_records_from_other_sources_are_stale(run: PresetRun, tmp_path: Path) -> None:
-    """The findings too: they were made with those kernels."""
-    records: dict[str, PresetRecord | Nondeterministic] = {
-        "cuda-sm_90/a/torch-2.11/test_it/current.json": dataclasses.replace(run.record, sources="b" * 64),
-        "cuda-sm_90/a/torch-2.11/test_it/found.json": FOUND,
-        "cuda-sm_90/a/torch-2.11/test_it/old.json": dataclasses.replace(run.record, sources="c" * 64),
-        "cpu-x/any/torch-2.13/test_it/old.json": dataclasses.replace(run.record, sources="c" * 64),
-    }
-    for name, kept in records.items():
-        path = tmp_path / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(kept.text(), encoding="utf-8")
-
-    found = [(path.name, sources[0]) for path, sources in stale(tmp_path, "b" * 64, "cuda-*")]
-
-    assert [("found.json", "a"), ("old.json", "c")] == found
-    assert 3 == len(list(stale(tmp_path, "b" * 64)))
-
-
-def test_recorded_times_beside_the_records_are_no_records(tmp_path: Path) -> None:
-    path = tmp_path / "cuda-sm_90/a/torch-2.11/timings/kernels.json"
-    path.parent.mkdir(parents=True)
-    path.write_text("{}", encoding="utf-8")
-
-    assert [] == list(stale(tmp_path, "b" * 64))

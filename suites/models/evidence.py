@@ -25,17 +25,10 @@ from fusiongate.progress import track
 from .catalogue import ALL, REAL
 from .forwards import FORWARDS
 
-__all__ = ["main", "stale_records"]
+__all__ = ["main"]
 
 MODULE = "test_snapshots"
 """The test module that holds presets against what is recorded here."""
-
-
-def stale_records(root: Path) -> list[str]:
-    """The GPU records below a folder that other kernel sources than the tree's have made."""
-    sources = presets.kernel_sources()
-    found = [path for vendor in ("cuda-*", "rocm-*") for path, _ in presets.stale(root, sources, vendor)]
-    return [path.relative_to(root).as_posix() for path in found]
 
 
 class Report:

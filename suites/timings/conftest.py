@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
 import types
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,6 +22,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="REV",
         help="measure today's kernels beside those of this git revision, in pairs, instead of beside their references",
     )
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_benchmark_update_commit_info(config: pytest.Config, commit_info: dict[str, Any]) -> None:
+    """Call a tree dirty for what may move a timing: not for the snapshots, which a recording is about to change."""
+    if commit_info["dirty"]:
+        others = ["git", "-C", str(config.rootpath), "diff", "--quiet", "HEAD", "--", ".", ":!snapshots"]
+        commit_info["dirty"] = subprocess.run(others, check=False).returncode != 0
 
 
 @pytest.fixture
