@@ -15,10 +15,10 @@ import pytest
 from fusiongate.platforms import Environment
 from fusiongate.report import manifest
 from fusiongate.report.manifest import Manifest, check, step_of
-from fusiongate.suites import record as recording
-from fusiongate.suites.record import Command, Origin, Step, main, record, steps
-from fusiongate.suites.timings.conftest import pytest_benchmark_update_commit_info
 
+from .. import record as recording
+from ..record import Command, Origin, Step, main, record, steps
+from ..timings.conftest import pytest_benchmark_update_commit_info
 from .recorded_runs import environment_record
 
 HERE = dataclasses.replace(
