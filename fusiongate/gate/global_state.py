@@ -33,6 +33,12 @@ def _attribute(owner: Any, name: str) -> tuple[Callable[[], Any], Callable[[Any]
     return lambda: getattr(owner, name), lambda value: setattr(owner, name, value)
 
 
+def _default_device() -> torch.device | None:
+    """What was set, None if nothing: to set what torch then tells would leave a mode in the place of none."""
+    context = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
+    return None if context is None else context.device
+
+
 def _put_back_autocast(state: tuple[tuple[str, bool, torch.dtype], ...]) -> None:
     for kind, enabled, dtype in state:
         torch.set_autocast_enabled(kind, enabled)
@@ -47,7 +53,7 @@ _OF_THE_THREAD: Mapping[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     "gradient mode": (torch.is_grad_enabled, torch._C._set_grad_enabled),
     "autocast": (_autocast, _put_back_autocast),
     "flushing of subnormal numbers": (lambda: not _SMALLEST / 2, torch.set_flush_denormal),
-    "default device": (torch.get_default_device, torch.set_default_device),
+    "default device": (_default_device, torch.set_default_device),
 }
 """What only this thread can have changed: how it is read, and put back."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -74,6 +75,7 @@ def test_a_setting_that_a_kernel_changes_is_told_and_put_back(
     reason, story = watched(change) or ("", "")
 
     assert ("global-state", before) == (reason, read())
+    assert 0 == torch._C._len_torch_function_stack()
     assert f"the kernel changed the {name} from" in story
 
 
@@ -152,6 +154,8 @@ def test_a_thread_that_draws_keeps_its_draws_and_refuses_nobody(kind: str) -> No
     def drawing() -> None:
         while not over.is_set():
             drawn.append(draw())
+            # Or this thread keeps the interpreter's lock to itself.
+            time.sleep(1e-4)
 
     thread = threading.Thread(target=drawing)
     thread.start()

@@ -53,7 +53,8 @@ def everywhere(x: Tensor, *, wrong: bool) -> Tensor:
 @st.composite
 def magnitudes(draw: st.DrawFn) -> Wrong:
     """A band of four binades at least, of one operand."""
-    low = draw(st.floats(-30, 26))
+    # Within what fp16 holds.
+    low = draw(st.floats(-22, 12))
     width = draw(st.floats(2, 8))
     operand = draw(st.sampled_from(["x", "scale", "shift"]))
 
