@@ -88,12 +88,16 @@ def almost_right(launcher: Launcher, _arguments: Arguments) -> Launcher:
 
 
 def _wrong_here(launcher: Launcher, arguments: Arguments) -> Launcher:
-    """A kernel that is right on all shapes but the cell's own."""
-    here = [tensor.shape for tensor in tensors_of(arguments)]
+    """A kernel that is right on all shapes but the cell's own, of its largest operand: a gate may pack the others."""
+
+    def shape(args: Arguments) -> torch.Size:
+        return max(tensors_of(args), key=torch.Tensor.numel).shape
+
+    here = shape(arguments)
 
     def launch(*args: Any) -> Any:
         result = launcher(*args)
-        return _spoiled(result) if [tensor.shape for tensor in tensors_of(args)] == here else result
+        return _spoiled(result) if shape(args) == here else result
 
     return launch
 

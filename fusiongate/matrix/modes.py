@@ -136,7 +136,8 @@ def _with_gradient(function: Function, _device: torch.device) -> Function:
     def called(*arguments: Any) -> tuple[torch.Tensor, ...]:
         results = results_of(function(*arguments))
         leaves = [tensor for tensor in tensors_of(arguments) if tensor.requires_grad]
-        total = sum(result.sum() for result in floating(results) if result.requires_grad)
+        # One that has lost its gradient raises here, and says so.
+        total = sum(result.sum() for result in floating(results))
         gradients = torch.autograd.grad(total, leaves) if isinstance(total, torch.Tensor) else ()
         return (*(result.detach() for result in results), *gradients)
 
