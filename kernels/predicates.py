@@ -5,7 +5,6 @@ Shapes: x is (B, S, D); scale and shift are (B, 1, D) or (1, 1, D); a weight is 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Hashable
 from typing import Any
 
@@ -19,7 +18,7 @@ FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 _VECTOR = 4
 """Elements of the narrowest vector load; rows whose D it does not divide go element by element, at any alignment."""
 _BLOCK = 1024
-"""Elements that a block of a modulation takes, or half as many where it takes 16 bytes of fp32, or one by one."""
+"""Elements that a block of a modulation takes; half as many of fp32, or where it takes them one by one."""
 _MOST_ROWS = 1 << 31
 """Blocks of a grid: a norm takes one a row."""
 _MOST_COLUMNS = 1 << 29
@@ -136,5 +135,5 @@ def row_bucket(x: Tensor, scale: Tensor, shift: Tensor, *rest: Any) -> Hashable:
         scale.shape[0] == 1,
         shift.shape[0] == 1,
         columns % (2 * _VECTOR) == _VECTOR and batch * tokens % 2 == 1,
-        math.gcd(x.numel(), _BLOCK) * 2 // _BLOCK,
+        x.numel() % (_BLOCK if x.element_size() == 2 and columns % _VECTOR == 0 else _BLOCK // 2) == 0,
     )
