@@ -334,6 +334,14 @@ def sabotage(session: nox.Session) -> None:
     _pytest(session, "suites/kernels/test_sabotage.py", _missing_baselines(session))
 
 
+@nox.session(venv_backend="none", default=False)
+def rewired(session: nox.Session) -> None:
+    """Draw 2,000 models, and hold each rewired against eager; the tests draw 100. Takes minutes."""
+    _install(session, "test")
+    session.env["FUSIONGATE_SCANNED_PROGRAMS"] = "2000"
+    _pytest(session, "suites/framework/test_scan_programs.py", "--fusiongate-device=host")
+
+
 @nox.session(venv_backend="none")
 def lint(session: nox.Session) -> None:
     """Check style, the direction of imports, the workflows, and the types of the installed tree."""

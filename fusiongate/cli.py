@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -15,6 +15,8 @@ from .errors import FusiongateError, UsageError
 from .io import obstacle, one_line, visible
 
 if TYPE_CHECKING:
+    from types import ModuleType
+
     from rich.console import Console
 
     from .jit import Source
@@ -230,20 +232,106 @@ def evidence(
 
 @app.command()
 def scan(
-    target: Annotated[str, typer.Argument(help="package.module, package.module:Class or a Python file.")],
+    target: Annotated[str, typer.Argument(help="package.module, package.module:Class, a Python file, or a package.")],
     json: Annotated[bool, typer.Option("--json", help="Print the sites as JSON.")] = False,
 ) -> None:
-    """List the adaLN chains in somebody else's source; exits with 1 if there is none."""
+    """List the adaLN chains in somebody else's source, of a package as a table; exits with 1 if there is none."""
     from .scanning import scan as find
     from .scanning.targets import named_target
 
-    found = find(named_target(target))
+    named = named_target(target)
+    if hasattr(named, "__path__"):
+        raise typer.Exit(_scan_package(named, json=json))
+    found = find(named)
     if json:
         _say(found.to_json())
     else:
         _say(str(found))
     if not found.sites:
         raise typer.Exit(1)
+
+
+def _scan_package(package: ModuleType, *, json: bool) -> int:
+    from dataclasses import asdict
+    from json import dumps
+
+    from .progress import Progress
+    from .report.scans import ScannedModel, scan_package, table
+
+    with Progress(f"scanning {package.__name__}", 1):
+        found = list(scan_package(package))
+    models = [each for each in found if isinstance(each, ScannedModel)]
+    for told in found:
+        if isinstance(told, str):
+            _say(told, stderr=True)
+    if json:
+        _console().print(dumps([asdict(model) for model in models], indent=2, ensure_ascii=False))
+    elif models:
+        for line in table(models):
+            _say(line)
+    else:
+        _say("0 sites")
+    return 0 if models else 1
+
+
+@app.command("try")
+def try_(
+    target: Annotated[str, typer.Argument(help="package.module:Class, a class of models.")],
+    config: Annotated[str, typer.Option(help="Arguments of its constructor, as a JSON object.")] = "{}",
+    inputs: Annotated[
+        str, typer.Option(help="Arguments of its forward, as a JSON object: a shape each, or what its help says.")
+    ] = "{}",
+    device: Annotated[str, typer.Option(help="cuda, cuda:1, cpu. Default: a GPU if there is one.")] = "auto",
+    dtype: Annotated[str, typer.Option(help="The dtype of the weights.")] = "bfloat16",
+    seconds: Annotated[float, typer.Option(help="How long to measure.")] = 1.0,
+    json: Annotated[bool, typer.Option("--json", help="Print the trial as JSON.")] = False,
+) -> None:
+    """Build a tiny random model of a class, run it in eager and rewired, and print sites, bits and times.
+
+    Exits with 1 if the bits differ.
+    """
+    import torch
+
+    from .scanning.targets import named_target
+    from .trials import try_model
+
+    kind = getattr(torch, dtype, None)
+    if not isinstance(kind, torch.dtype) or not kind.is_floating_point:
+        raise UsageError(f"--dtype={dtype}: expected a floating one of torch's, such as bfloat16")
+    given = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+    try:
+        place = torch.device(given)
+        torch.empty(0, device=place)
+    except (RuntimeError, AssertionError) as error:
+        raise UsageError(f"--device={device}: {one_line(str(error))}") from error
+    trial = try_model(
+        named_target(target),
+        _object(config, "--config"),
+        _object(inputs, "--inputs"),
+        device=place,
+        dtype=kind,
+        seconds=seconds,
+    )
+    if json:
+        _console().print(trial.to_json())
+    else:
+        _say(str(trial))
+    if not trial.equal:
+        raise typer.Exit(1)
+
+
+def _object(text: str, option: str) -> dict[str, Any]:
+    from json import loads
+
+    try:
+        found = loads(text)
+    except ValueError as error:
+        raise UsageError(
+            f"{option}: it is no JSON: {error}; expected an object, such as '{{\"num_layers\": 1}}'"
+        ) from error
+    if not isinstance(found, dict):
+        raise UsageError(f"{option}: expected a JSON object, such as '{{\"num_layers\": 1}}', and it is {text}")
+    return found
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

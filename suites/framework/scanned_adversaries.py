@@ -818,6 +818,123 @@ class NormedUnderIf(Normed):
         return F.relu(n)
 
 
+# -- gates, scales, and what is looked at before its time --------------------------------------------------------------
+
+
+class GatedThenWritten(nn.Module):
+    def forward(self, x: Tensor, s: Tensor, t: Tensor) -> Tensor:
+        product = x * (gate := t)
+        x.mul_(2)
+        return x + product + gate
+
+
+class GatedThenWrittenThroughAlias(Writer):
+    def forward(self, x: Tensor, gate: Tensor, t: Tensor) -> Tensor:
+        y = x
+        product = gate * x
+        self.write(y)
+        return product + x
+
+
+class GatedUpdateWrites(Writer):
+    def forward(self, x: Tensor, gate: Tensor, t: Tensor) -> Tensor:
+        return x + self.write(x) * gate
+
+
+class GateWrites(Writer):
+    def forward(self, x: Tensor, gate: Tensor, t: Tensor) -> Tensor:
+        y = x[:, :1]
+        return x + y * self.write(gate)
+
+
+class GatedTwice(nn.Module):
+    def forward(self, x: Tensor, gate: Tensor, t: Tensor) -> Tensor:
+        x = x + gate * x
+        y = x * gate
+        x = y + x
+        return x + y
+
+
+class ScaleAloneWrites(Writer):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = CompositeNorm()
+
+    def forward(self, x: Tensor, s: Tensor, t: Tensor) -> Tensor:
+        return self.norm(x) * (1 + self.write(x)[:, :1])
+
+
+class ScaleAloneAfterWrite(ScaleAloneWrites):
+    def forward(self, x: Tensor, s: Tensor, t: Tensor) -> Tensor:
+        n = self.norm(x)
+        x[:, 0] = 0
+        return n * (1 + s) + x * t
+
+
+class AbsentWhereItIsNotReached(ScaleAloneWrites):
+    """What the branch reads is not there where the branch is not taken."""
+
+    def forward(self, x: Tensor, s: Tensor, t: Tensor) -> Tensor:
+        n = self.norm(x)
+        if self.training:
+            n = n * (1 + self.absent) + t
+        return n
+
+
+class UnboundWhereItIsNotReached(ScaleAloneWrites):
+    def forward(self, x: Tensor, s: Tensor, t: Tensor) -> Tensor:
+        if x.ndim == 2:
+            u = t
+        n = self.norm(x)
+        if x.ndim == 2:
+            n = n * (1 + s) + u
+        return n
+
+
+class UnboundWhereItIsReached(ScaleAloneWrites):
+    def forward(self, x: Tensor, s: Tensor, t: Tensor) -> Tensor:
+        if x.ndim == 2:
+            u = t
+        n = self.norm(x)
+        if x.ndim == 3:
+            n = n * (1 + s) + u
+        return n
+
+
+class BoundOnTheWayAndCalled(Writer):
+    def forward(self, x: Tensor, s: Tensor, t: Tensor) -> Tensor:
+        h = x * (1 + s)
+        write = self.write
+        t = write(x)[:, :1]
+        return h + t
+
+
+class BoundOnTheWayToAnObject(nn.Module):
+    def forward(self, x: Tensor, s: Tensor, t: Tensor) -> Tensor:
+        rows = _Rows(x, t)
+        h = x * (1 + s)
+        u = rows
+        v = u[0]
+        return h + v
+
+
+class TestIsRebound(ScaleAloneWrites):
+    def forward(self, x: Tensor, s: Tensor, t: Tensor) -> Tensor:
+        d = 0
+        n = self.norm(x)
+        d = s.ndim
+        if d == 3:
+            n = n * (1 + s) + t
+        return n * d
+
+
+AHEAD = (
+    *(GatedThenWritten, GatedThenWrittenThroughAlias, GatedUpdateWrites, GateWrites, GatedTwice, ScaleAloneWrites),
+    *(ScaleAloneAfterWrite, AbsentWhereItIsNotReached, UnboundWhereItIsNotReached, UnboundWhereItIsReached),
+    *(BoundOnTheWayAndCalled, BoundOnTheWayToAnObject, TestIsRebound),
+)
+
+
 # -- regions of another kind -------------------------------------------------------------------------------------------
 
 

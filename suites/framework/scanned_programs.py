@@ -162,6 +162,7 @@ LARGE: dict[str, Sequence[str]] = {
 }
 SUMS = ("(1 + {s})", "({s} + 1.0)", "(1 + {s})[..., None, :].squeeze(-2)", "(1 + {s}[:, 0]).unsqueeze(1)", "g", "g")
 VIEWED = ("(1 + {s}[:, 0]).unsqueeze(d)", "(1 + {s}).transpose(0, d).transpose(0, 1)", "(1 + {s}).view(2, 1, D)")
+GATED = ("{x} * gate", "gate * {x}")
 PRODUCTS = ("{x} * {g}", "{g} * {x}")
 FIRST = {"pure": ("{n} = self.norm({x})", "{n} = self.norm({x})", "{n} = self.norm({x}.float())", "{n} = {x} + 0")}
 CHAINS = {
@@ -234,6 +235,11 @@ class _Writer:
         normed = self.random.choice("nm")
         made = [self.text(FIRST, n=normed)] if self.often(50) else []
         scale = self.text(SCALES)
+        if self.often(20):
+            made = [f"gate = {scale}", f"p = {self.random.choice(GATED).format(x=self.text(LARGE))}"]
+            if self.often(50):
+                return [*made, self.text({"pure": ("{z} = {x} + p", "{z} = p + {x}")})]
+            return [made[0], self.text({"pure": ("{z} = {x} + {p}", "{z} = {p} + {x}")}, p=made[1][4:])]
         total = self.random.choice(SUMS if "order" not in self.kinds else (*SUMS, *VIEWED)).format(s=scale)
         if total == "g":
             made.append(f"g = 1 + {scale}")
@@ -242,6 +248,8 @@ class _Writer:
         if self.often(40):
             made.append(f"h = {product}")
             product = "h"
+        if self.often(10):
+            return [*made, self.text({"pure": ("{z} = {p}",)}, p=product)]
         return [*made, self.text(CHAINS, p=product, t=self.text(SCALES))]
 
     def block(self, depth: int) -> str:

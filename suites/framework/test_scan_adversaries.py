@@ -20,6 +20,7 @@ from torch.nn.utils import parametrize
 import fusiongate as fg
 
 from .scanned_adversaries import (
+    AHEAD,
     IN_PLACE,
     NORMS,
     OBJECTS,
@@ -52,11 +53,20 @@ def composite(x: Tensor, scale: Tensor, shift: Tensor, eps: float, weight: Tenso
     return modulated(y if weight is None else y * weight, scale, shift)
 
 
+def layer(
+    x: Tensor, scale: Tensor, shift: Tensor, eps: float, weight: Tensor | None = None, bias: Tensor | None = None
+) -> Tensor:
+    return modulated(F.layer_norm(x, (x.shape[-1],), weight, bias, eps), scale, shift)
+
+
 EAGER: dict[str, Callable[..., Tensor]] = {
     "modulate": modulated,
     "modulate_fp32": modulated_in_fp32,
     "rms_norm_modulate": rms,
     "composite_rms_norm_modulate": composite,
+    "layer_norm_modulate": layer,
+    "scale": lambda x, scale: x * (1 + scale),
+    "gated_residual": lambda residual, update, gate: residual + update * gate,
 }
 
 
@@ -115,7 +125,7 @@ def named(kind: type) -> str:
 
 
 @pytest.mark.parametrize("arm", ARMS, ids=lambda arm: arm.__name__)
-@pytest.mark.parametrize("kind", [*IN_PLACE, *ORDER, *REGIONS, *OBJECTS], ids=named)
+@pytest.mark.parametrize("kind", [*IN_PLACE, *ORDER, *REGIONS, *OBJECTS, *AHEAD], ids=named)
 def test_a_rewired_model_gives_eagers_bits(kind: type[nn.Module], arm: Callable[[], list[Any]]) -> None:
     model, other = kind().eval(), kind().eval()
     expected = [outcome(other, seed) for seed in range(3)]

@@ -17,7 +17,7 @@ from .scanned_programs import ALL, NORMS, Program, happen, programs, smallest
 from .test_scan_adversaries import EAGER, fused, outcome
 
 EXAMPLES = int(os.environ.get("FUSIONGATE_SCANNED_PROGRAMS", "100"))
-"""How many models are drawn; 2,000 make a long run."""
+"""How many models are drawn; `nox -s rewired` draws 2,000."""
 
 MOUNTED: Counter[str] = Counter()
 

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fusiongate import kernels
 from fusiongate.errors import FallbackError, UsageError
 from fusiongate.gate.fusion import Fusion
 from fusiongate.gate.judging import require_fused
@@ -472,3 +473,16 @@ def test_a_layer_norm_is_taken_in_by_its_kernel(affine: bool) -> None:
 def layer_normed(norm: nn.LayerNorm, args: tuple[Tensor, ...]) -> Tensor:
     x, scale, shift = args
     return modulated(norm(x), scale[:, None], shift[:, None])
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_by_default_all_exact_kernels_for_the_models_device_are_mounted(device: str) -> None:
+    """A model on no CPU gets the device's kernels, its folded norm's among them; a CPU the modulations' host builds."""
+    model = Normed(nn.RMSNorm(16, eps=1e-6)).eval().to(device)
+    with rewired(model) as report:
+        (site,) = report.mounted
+    expected = {"cpu": "modulate", "meta": "rms_norm_modulate"}[device]
+    assert expected == site.kind
+    shipped = getattr(kernels, expected)
+    assert site.fusion is not None
+    assert (shipped.host if device == "cpu" else shipped).spec.fused is site.fusion.spec.fused
