@@ -155,7 +155,7 @@ def test_a_thread_that_draws_keeps_its_draws_and_refuses_nobody(kind: str) -> No
         while not over.is_set():
             drawn.append(draw())
             # Or this thread keeps the interpreter's lock to itself.
-            time.sleep(1e-4)
+            time.sleep(1e-3)
 
     thread = threading.Thread(target=drawing)
     thread.start()
@@ -168,7 +168,7 @@ def test_a_thread_that_draws_keeps_its_draws_and_refuses_nobody(kind: str) -> No
         over.set()
         thread.join()
 
-    assert len(drawn) > 100
+    assert len(drawn) > 10
     assert len(drawn) == len(set(drawn))
 
 
