@@ -12,9 +12,8 @@ from typing import Any
 
 import torch
 
-from fusiongate.comparison.bits import normalised_strides
 from fusiongate.comparison.contracts import Contract, Exact
-from fusiongate.comparison.verdicts import Verdict, bits_differ, unlike
+from fusiongate.comparison.verdicts import Verdict, unlike
 from fusiongate.diagnosis.hints import compare
 from fusiongate.errors import FusiongateError
 from fusiongate.gate.global_state import kept_settings
@@ -25,10 +24,10 @@ from fusiongate.subjects import Launcher, Subject, Trial
 from .cells import Cell, CellFailure, CellResult, NotRun, Outcome, Path, described
 from .inputs import HUGE_ELEMENTS
 from .layouts import copied, on_copies
-from .lifecycles import Lifecycle
+from .lifecycles import Forbidden, Lifecycle
 from .modes import Mode
-from .operands import results_of
-from .steps import Step, steps_due
+from .operands import Watched, metadata_of, results_of, shares_memory
+from .steps import Step, calls_told, launches_told, steps_due
 from .tracing import of_the_compiler
 
 __all__ = ["PreparedCell"]
@@ -202,7 +201,7 @@ class PreparedCell:
     def _trial(self) -> contextlib.AbstractContextManager[Trial]:
         variant = self._lifecycle.variant
         if self._mode.launcher_fails:
-            return self._subject.trial(lambda _launcher: _Forbidden(), variant)
+            return self._subject.trial(lambda _launcher: Forbidden(), variant)
         return self._subject.trial(None if self._lifecycle.stand_in is None else self._stand_in, variant)
 
     def _stand_in(self, launcher: Launcher) -> Launcher:
@@ -214,7 +213,11 @@ class PreparedCell:
 
     def _check_call(self, trial: Trial, call: Callable[..., Any], number: int) -> None:
         args = self.args if number == 0 else self._draw(number)
-        watched = [] if self._mode.metadata_only else [_Watched(tensor) for tensor in tensors_of(args)]
+        watched = (
+            []
+            if self._mode.metadata_only
+            else [Watched(tensor, is_huge=tensor.numel() >= HUGE_ELEMENTS) for tensor in tensors_of(args)]
+        )
         with self._around():
             expected, raised = self._expected_of(args, number)
             before = trial.launches, trial.counts
@@ -267,7 +270,7 @@ class PreparedCell:
             if number > 0 and steps and self._lifecycle.stand_in is None and launched != bool(launches):
                 raise self._failure(
                     number,
-                    _launches(launches),
+                    launches_told(launches),
                     f"{'a launch' if launched else 'no launch'} ({steps[-1].reason})",
                 )
             return
@@ -282,25 +285,25 @@ class PreparedCell:
                 raise NotRun("too little free memory on the device to compare a kernel at this size")
             raise self._failure(
                 number,
-                f"{_calls(taken)}, {_launches(launches)}",
-                _calls(due),
+                f"{calls_told(taken)}, {launches_told(launches)}",
+                calls_told(due),
                 self._story(trial) if any(reason == "refused" for _, reason in taken) else "",
             )
         self._check_launches(trial, number, launches, steps)
 
     def _check_not_launched(self, number: int, launches: int) -> None:
         if launches:
-            raise self._failure(number, _launches(launches), "no launch where eager raises")
+            raise self._failure(number, launches_told(launches), "no launch where eager raises")
 
     def _check_launches(self, trial: Trial, number: int, launches: int, steps: tuple[Step, ...]) -> None:
         fused = sum(step.path == "fused" for step in steps)
         if not any(step.reason == "first-sight" for step in steps):
             if launches != fused:
                 reasons = ", ".join(sorted({step.reason for step in steps})) or "nothing reaches the gate"
-                raise self._failure(number, _launches(launches), f"{_launches(fused)} ({reasons})")
+                raise self._failure(number, launches_told(launches), f"{launches_told(fused)} ({reasons})")
         elif launches <= fused and not self._lifecycle.launch_raises:
             # What the kernel raised, or was about to do, says why.
-            happened, expected = _launches(launches), "first sight launches the kernel to compare it"
+            happened, expected = launches_told(launches), "first sight launches the kernel to compare it"
             story = self._story(trial)
             if raised := re.search(r"the kernel raised (.*)", story):
                 happened += f": the kernel raised {raised[1]}"
@@ -344,8 +347,8 @@ class PreparedCell:
         self._check_number(number, actual, expected)
         for place, (got, wanted) in enumerate(zip(actual, expected, strict=False)):
             if mode.metadata_only:
-                if _metadata_of(got) != _metadata_of(wanted):
-                    raise self._failure(number, f"{_metadata_of(got)}", f"{_metadata_of(wanted)}")
+                if metadata_of(got) != metadata_of(wanted):
+                    raise self._failure(number, f"{metadata_of(got)}", f"{metadata_of(wanted)}")
                 continue
             output = place % outputs
             verdict = self._compared(output, got, wanted, args)
@@ -354,7 +357,7 @@ class PreparedCell:
                 raise self._failure(number, happened, str(self._contract(output)), str(verdict))
             if mode.alike and (difference := unlike(got, wanted)) is not None:
                 raise self._failure(number, difference, "a result of the reference's kind")
-            if _shares_memory(got, args) and not _shares_memory(wanted, args):
+            if shares_memory(got, args) and not shares_memory(wanted, args):
                 raise self._failure(number, "the result shares memory with an input", "a new tensor")
 
     def _contract(self, output: int) -> Contract:
@@ -406,47 +409,3 @@ class PreparedCell:
 
 def _own(argument: Any) -> Any:
     return copied(argument) if isinstance(argument, torch.Tensor) else argument
-
-
-class _Forbidden:
-    """A launcher that must not be reached, by a call or by a grid."""
-
-    def __call__(self, *_args: Any, **_kwargs: Any) -> Any:
-        raise CellFailure("the launcher was reached where no kernel may be launched")
-
-    def __getitem__(self, _grid: Any) -> Any:
-        self()
-
-
-class _Watched:
-    """An input and what it held."""
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self._tensor = tensor
-        # A copy of a huge operand could be what no longer fits.
-        self._before = tensor.detach().clone() if tensor.numel() < HUGE_ELEMENTS else None
-
-    def changed(self) -> bool:
-        """Whether it holds something else."""
-        return self._before is not None and bool(bits_differ(self._tensor.detach().clone(), self._before))
-
-
-def _metadata_of(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """Everything about a tensor but its values."""
-    strides = normalised_strides(tensor.shape, tensor.stride())
-    return type(tensor).__name__, tensor.dtype, tuple(tensor.shape), strides, tensor.device.type
-
-
-def _shares_memory(result: torch.Tensor, args: tuple[Any, ...]) -> bool:
-    memory = result.untyped_storage().data_ptr()
-    return bool(result.numel()) and any(memory == tensor.untyped_storage().data_ptr() for tensor in tensors_of(args))
-
-
-def _launches(number: int) -> str:
-    return f"{number or 'no'} {'launch' if number in (0, 1) else 'launches'}"
-
-
-def _calls(counts: Mapping[tuple[str, str], int]) -> str:
-    """Counted calls, such as ``1 × reference (stride)``."""
-    calls = (f"{count} × {path} ({reason})" for (path, reason), count in sorted(counts.items()))
-    return ", ".join(calls) or "no call that is counted"

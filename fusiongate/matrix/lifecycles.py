@@ -25,10 +25,10 @@ from fusiongate.gate.signatures import tensors_of
 from fusiongate.gate.spec import FusionSpec
 from fusiongate.subjects import Launcher, Trial
 
-from .cells import NotRun, Path
+from .cells import CellFailure, NotRun, Path
 from .operands import floating
 
-__all__ = ["LIFECYCLES", "Lifecycle", "almost_right"]
+__all__ = ["LIFECYCLES", "Forbidden", "Lifecycle", "almost_right"]
 
 Step = tuple[Path, str]
 Arguments = tuple[Any, ...]
@@ -273,3 +273,14 @@ LIFECYCLES: dict[str, Lifecycle] = {
     )
 }
 """Every lifecycle by name."""
+
+
+class Forbidden:
+    """A launcher that must not be reached, by a call or by a grid."""
+
+    def __call__(self, *_args: Any, **_kwargs: Any) -> Any:
+        """Fail the cell."""
+        raise CellFailure("the launcher was reached where no kernel may be launched")
+
+    def __getitem__(self, _grid: Any) -> Any:
+        self()

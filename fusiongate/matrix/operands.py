@@ -9,12 +9,25 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from fusiongate.comparison.bits import normalised_strides
+from fusiongate.comparison.verdicts import bits_differ
 from fusiongate.errors import UsageError
+from fusiongate.gate.signatures import tensors_of
 
 if TYPE_CHECKING:
     from .inputs import Size
 
-__all__ = ["Operand", "Place", "floating", "operand", "parsed", "results_of"]
+__all__ = [
+    "Operand",
+    "Place",
+    "Watched",
+    "floating",
+    "metadata_of",
+    "operand",
+    "parsed",
+    "results_of",
+    "shares_memory",
+]
 
 Bound = int | float | str
 
@@ -166,3 +179,28 @@ def results_of(result: Any) -> tuple[torch.Tensor, ...]:
 
 Place = Callable[[torch.Tensor], torch.Tensor]
 """Lays a tensor out in another way; its values stay."""
+
+
+class Watched:
+    """An input and what it held."""
+
+    def __init__(self, tensor: torch.Tensor, *, is_huge: bool) -> None:
+        self._tensor = tensor
+        # A copy of a huge operand could be what no longer fits.
+        self._before = None if is_huge else tensor.detach().clone()
+
+    def changed(self) -> bool:
+        """Whether it holds something else."""
+        return self._before is not None and bool(bits_differ(self._tensor.detach().clone(), self._before))
+
+
+def metadata_of(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """Everything about a tensor but its values."""
+    strides = normalised_strides(tensor.shape, tensor.stride())
+    return type(tensor).__name__, tensor.dtype, tuple(tensor.shape), strides, tensor.device.type
+
+
+def shares_memory(result: torch.Tensor, args: tuple[Any, ...]) -> bool:
+    """Whether a result lies in an argument's memory."""
+    memory = result.untyped_storage().data_ptr()
+    return bool(result.numel()) and any(memory == tensor.untyped_storage().data_ptr() for tensor in tensors_of(args))

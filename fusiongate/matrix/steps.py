@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,7 @@ from .cells import Path
 from .lifecycles import Lifecycle
 from .modes import Mode
 
-__all__ = ["Step", "steps_due"]
+__all__ = ["Step", "calls_told", "launches_told", "steps_due"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,3 +89,14 @@ def _through_the_lifecycle(mode: Mode, lifecycle: Lifecycle) -> Iterator[tuple[S
                 looks += 1
                 steps.append(Step(*lifecycle.first))
         yield tuple(steps)
+
+
+def launches_told(number: int) -> str:
+    """A number of launches, such as ``no launch``."""
+    return f"{number or 'no'} {'launch' if number in (0, 1) else 'launches'}"
+
+
+def calls_told(counts: Mapping[tuple[str, str], int]) -> str:
+    """Counted calls, such as ``1 × reference (stride)``."""
+    calls = (f"{count} × {path} ({reason})" for (path, reason), count in sorted(counts.items()))
+    return ", ".join(calls) or "no call that is counted"

@@ -77,6 +77,9 @@ class Project:
         path = self.path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
+        # Bytecode is told apart by a file's second and length alone, and a test may write it twice in one.
+        for compiled in path.parent.glob(f"__pycache__/{path.stem}.*.pyc"):
+            compiled.unlink()
         return path
 
     def run(self, *arguments: str, own_process: bool = False, python: Path | None = None) -> pytest.RunResult:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fusiongate.gate import verification as first_sight
 from fusiongate.gate.fusion import Fusion
-from fusiongate.matrix import CellFailure, Matrix, Selected, check
+from fusiongate.matrix import CellFailure, Matrix, Selected, check, operands
 from fusiongate.sabotage import saboteur
 from fusiongate.subjects import Subject
 
@@ -20,7 +20,7 @@ from .removals import Needed, modulate, nothing, nothing_found, reordered, right
 MATRIX = [
     Needed("paths", nothing(check.PreparedCell, "_check_path"), "last-bit-off", lambda: ("base",)),
     Needed("bits", nothing(check.PreparedCell, "_check_bits"), "wrong-after-first-sight", lambda: ("base",)),
-    Needed("inputs", nothing(check._Watched, "changed", False), "rows-changed-later", lambda: ("base",)),
+    Needed("inputs", nothing(operands.Watched, "changed", False), "rows-changed-later", lambda: ("base",)),
     Needed("memory", nothing(check, "_shares_memory", False), "output-in-its-input-later", lambda: ("zeros",)),
     Needed(
         "must-fuse", nothing(check.PreparedCell, "_check_declared"), "declines-too-much", lambda: ("strided-unbind-4d",)
