@@ -187,7 +187,7 @@ def matrix_catches(kernel: Callable[[], Callable[..., Tensor]]) -> bool:
     return False
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(wrong=WRONG, args=operands(), bucket=st.sampled_from([None, by_rows]))
 def test_a_wrong_kernel_is_refused_at_first_sight_or_by_the_matrix(
     wrong: Wrong, args: tuple[Tensor, ...], bucket: Any
@@ -206,7 +206,7 @@ def shows(wrong: Wrong, args: tuple[Tensor, ...]) -> bool:
     return any(bool(wrong.elements(launch, *args).any()) for launch in range(1, 7))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     make=st.sampled_from(RIGHT),
     size=st.sampled_from([1, 3, 8, 64]),

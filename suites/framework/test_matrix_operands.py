@@ -39,7 +39,7 @@ def arguments(matrix: Matrix, name: str) -> tuple[Any, ...]:
     return matrix.prepare(cell(matrix, name), HOST).args
 
 
-@pytest.mark.parametrize("name", ["base", "fp16", "nan-inf", "permuted", "threads-cold", "grad", "refused"])
+@pytest.mark.parametrize("name", ["base", "fp16", "nan-inf", "permuted", "threads", "grad", "refused"])
 def test_an_index_is_drawn_within_its_table_in_every_cell(name: str) -> None:
     gather = matrix(taken, GATHER)
     table, index, factor = arguments(gather, name)

@@ -21,7 +21,7 @@ MATRIX = [
     Needed("paths", nothing(check.PreparedCell, "_check_path"), "last-bit-off", lambda: ("base",)),
     Needed("bits", nothing(check.PreparedCell, "_check_bits"), "wrong-after-first-sight", lambda: ("base",)),
     Needed("inputs", nothing(operands.Watched, "changed", False), "rows-changed-later", lambda: ("base",)),
-    Needed("memory", nothing(check, "_shares_memory", False), "output-in-its-input-later", lambda: ("zeros",)),
+    Needed("memory", nothing(check, "shares_memory", False), "output-in-its-input-later", lambda: ("zeros",)),
     Needed(
         "must-fuse", nothing(check.PreparedCell, "_check_declared"), "declines-too-much", lambda: ("strided-unbind-4d",)
     ),
@@ -194,7 +194,7 @@ def test_without_the_forbidden_launcher_a_first_launch_while_compiling_goes_unse
 
     subject = foreign(at_first, reset=seen.clear)
     assert not checked(subject, "compiling-patched")
-    monkeypatch.setattr(check, "_Forbidden", lambda: modulate)
+    monkeypatch.setattr(check, "Forbidden", lambda: modulate)
     assert checked(subject, "compiling-patched")
 
 
@@ -207,5 +207,5 @@ def test_without_metadata_a_foreign_gate_may_promise_another_shape(monkeypatch: 
 
     assert checked(foreign(modulate), "meta")
     assert not checked(foreign(flat_on_meta), "meta")
-    monkeypatch.setattr(check, "_metadata_of", lambda tensor: ())
+    monkeypatch.setattr(check, "metadata_of", lambda tensor: ())
     assert checked(foreign(flat_on_meta), "meta")
