@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from .errors import FusiongateError, UsageError
-from .io import obstacle, one_line, visible
+from .io import obstacle, one_line, parse_json, visible
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -321,10 +321,8 @@ def try_(
 
 
 def _object(text: str, option: str) -> dict[str, Any]:
-    from json import loads
-
     try:
-        found = loads(text)
+        found = parse_json(text)
     except ValueError as error:
         raise UsageError(
             f"{option}: it is no JSON: {error}; expected an object, such as '{{\"num_layers\": 1}}'"

@@ -191,8 +191,7 @@ class PreparedCell:
         mode = self._mode
         with self._around() if mode.made_inside else contextlib.nullcontext():
             drawn = self._drawn(number)
-            # A parameter that requires a gradient is written by nobody.
-            kept = self._subject.written if mode.name == "no-grad-parameters" else ()
+            kept = self._subject.written if mode.leaves_written else ()
             return tuple(drawn[place] if place in kept else one for place, one in enumerate(mode.convert(drawn)))
 
     def _around(self) -> contextlib.AbstractContextManager[Any]:

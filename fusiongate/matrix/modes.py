@@ -86,6 +86,8 @@ class Mode:
     """Whether what is called is traced or differentiated, so that an argument to be written is copied outside."""
     differentiates: bool = False
     """Whether it asks for a gradient, which nothing but a floating tensor has."""
+    leaves_written: bool = False
+    """Whether arguments that are to be written are not turned: nobody writes a parameter that requires a gradient."""
 
     def called(self, function: Function, written: Sequence[int], device: torch.device) -> Function:
         """What a cell calls for a subject's function that writes some of its arguments, or none."""
@@ -189,7 +191,7 @@ MODES: dict[str, Mode] = {
             alike=True,
             differentiates=True,
         ),
-        Mode("no-grad-parameters", convert=_parameters, around=lambda _: torch.no_grad()),
+        Mode("no-grad-parameters", convert=_parameters, around=lambda _: torch.no_grad(), leaves_written=True),
         Mode("autocast", around=lambda device: torch.autocast(device.type, torch.bfloat16)),
         Mode("deterministic", around=_deterministic),
         Mode("default-device", around=lambda device: device),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -165,8 +165,8 @@ def parsed(name: str, shape: str) -> Operand:
     return Operand(name, dims)
 
 
-def floating(arguments: tuple[Any, ...]) -> list[torch.Tensor]:
-    """The tensors among a call's arguments that can have a gradient."""
+def floating(arguments: Sequence[Any]) -> list[torch.Tensor]:
+    """The floating tensors among a call's arguments: those that can have a gradient, or any rounding."""
     return [one for one in arguments if isinstance(one, torch.Tensor) and one.is_floating_point()]
 
 

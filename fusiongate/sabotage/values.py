@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fusiongate.comparison.bits import integer_view
 from fusiongate.gate.fusion import Fusion
+from fusiongate.matrix.operands import floating
 
 from .misreadings import each
 from .saboteurs import LATE, SEEN, SOON, Detector, Launcher, Saboteur, Spoil, declared, generic, later, on_result
@@ -22,11 +23,6 @@ _CACHE_LINE = 64
 _TILE = 8
 _BAND = (448.0, 1e30)
 """Magnitudes from the largest number of an eight-bit float on."""
-
-
-def floating(args: Sequence[Any]) -> list[Tensor]:
-    """The floating tensors among arguments."""
-    return [arg for arg in args if isinstance(arg, Tensor) and arg.is_floating_point()]
 
 
 def wide_chain(fusion: Fusion, args: Sequence[Any]) -> Tensor:
